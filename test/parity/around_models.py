@@ -115,11 +115,11 @@ def seeded() -> None:
 def drawn() -> None:
     random.random()
     random.uniform(0, 1)
-    np.random.rand(700)
+    np.random.rand(), np.random.standard_normal()
 
 
 def at_random() -> None:
-    while random.random() < 0.5:
+    while random.sample([0, 1], 1)[0]:
         pass
 
 

@@ -3,6 +3,7 @@ inputs, and the generators are where FSDP2's step leaves them."""
 
 from __future__ import annotations
 
+import logging
 import random
 import warnings
 from random import random as uniform
@@ -93,6 +94,57 @@ def calculated(model: Any, x: Tensor, t: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), t) / weight + (x * (1 - lam)).sum()
 
 
+def of_one_element(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    """As the code of CutMix has it."""
+    drawn = np.random.rand(1)
+    if drawn < 0.5:
+        x = x.flip(0) * drawn[0]
+    return nn.functional.cross_entropy(model(x), t)
+
+
+def by_weights(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    scale = np.random.choice([0.5, 2.0], p=[0.25, 0.75])
+    sign = random.choices([1, -1], weights=[3, 1])[0]
+    return nn.functional.cross_entropy(model(x * float(scale)), t) * sign
+
+
+def handled(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    """A coin whose error is no error of the step."""
+    try:
+        if torch.rand(1) < 0.3:
+            raise ValueError("no")
+    except ValueError:
+        x = x * 2
+    return nn.functional.cross_entropy(model(nn.functional.dropout(x)), t)
+
+
+def raising(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    if torch.rand(1) < 0.3:
+        raise ValueError("no")
+    return nn.functional.cross_entropy(model(nn.functional.dropout(x)), t)
+
+
+def in_the_middle(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    """A number that is written, too, and that one step in twenty goes by."""
+    drawn = random.random()
+    logging.getLogger(__name__).debug(f"{drawn:.3f}")
+    if 0.5 < drawn < 0.55:
+        x = x * 2
+    return nn.functional.cross_entropy(model(x), t)
+
+
+def of_an_array(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    if 0.5 < np.random.rand(3)[1] < 0.55:
+        x = x * 2
+    return nn.functional.cross_entropy(model(x), t)
+
+
+def of_others(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    if random.sample([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 1)[0]:
+        x = x * 2
+    return nn.functional.cross_entropy(model(x), t)
+
+
 def coin(model: Any, x: Tensor, t: Tensor) -> Tensor:
     if torch.rand(1) < 0.5:
         x = x.flip(0)
@@ -164,14 +216,14 @@ def trained(run: Run, steps: int = 16, *, evaluates: bool = False) -> tuple[Any,
 
 
 def assert_equal(
-    model: type[nn.Module], loss: Any, *, evaluates: bool = False, **options: Any
+    model: type[nn.Module], loss: Any, *, steps: int = 16, evaluates: bool = False, **options: Any
 ) -> tuple[Run, list[str]]:
     ours = Run(model, loss, ours=True, **options)
     theirs = Run(model, loss, ours=False, **options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        got = trained(ours, evaluates=evaluates)
-    want = trained(theirs, evaluates=evaluates)
+        got = trained(ours, steps, evaluates=evaluates)
+    want = trained(theirs, steps, evaluates=evaluates)
     assert got[0] == want[0] and got[2] == want[2]
     assert all(map(torch.equal, got[1], want[1]))
     return ours, [str(each.message) for each in caught if "FSDP2 does" in str(each.message)]
@@ -179,14 +231,19 @@ def assert_equal(
 
 @pytest.mark.parametrize(
     ("loss", "plans"),
-    [(mixup, 1), (calculated, 2), (conditioned, 2), (nested, 2), (of_a_size, 3), (chosen, 5)],
+    [
+        *((mixup, 1), (calculated, 2), (conditioned, 2), (nested, 2), (of_a_size, 3), (chosen, 5)),
+        *((of_one_element, 2), (by_weights, 3)),
+    ],
 )
 def test_a_loss(loss: Any, plans: int) -> None:
     run, lines = assert_equal(Net, loss, fallback="error" if plans < 5 else "eager")
     assert len(run.step._plans._made) == plans and bool(lines) == (plans == 5)
 
 
-@pytest.mark.parametrize(("loss", "plans"), [(coin, 2), (behind_others, 4), (of_a_layer, 3)])
+@pytest.mark.parametrize(
+    ("loss", "plans"), [(coin, 2), (behind_others, 4), (of_a_layer, 3), (handled, 2)]
+)
 def test_draws_of_torch(loss: Any, plans: int) -> None:
     """They stay in the plan, and those that decide a branch are made before it, too."""
     run, lines = assert_equal(Net, loss)
@@ -239,6 +296,26 @@ def shuffled(model: Any, x: Tensor, t: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x[order]), t) * random.random()
 
 
-def test_other_draws() -> None:
-    run, lines = assert_equal(Net, shuffled)
+@pytest.mark.parametrize("loss", [shuffled, in_the_middle, of_an_array, of_others])
+def test_what_has_no_plan(loss: Any) -> None:
+    run, lines = assert_equal(Net, loss, steps=60)
     assert not run.step._plans._made and len(lines) == 1
+
+
+def test_an_error_of_the_step() -> None:
+    """The loop goes on after it."""
+
+    def run(ours: bool) -> list[Any]:
+        side, found = Run(Net, raising, ours=ours), []
+        torch.manual_seed(1)
+        for _ in range(8):
+            try:
+                found.append(side(X, T))
+            except ValueError as error:
+                found.append(str(error))
+        return found
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got, want = run(True), run(False)
+    assert got == want and "no" in got and not isinstance(got[0], str)

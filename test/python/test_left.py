@@ -444,7 +444,7 @@ WITHOUT_PLAN = {
     OfAClassThatDoesNotCopy: "set in each step to what a compiled step cannot put there",
     Parameters: "set in each step to what a compiled step cannot put there",
     TheBuffer: "set in each step to what a compiled step cannot put there",
-    StoredDraws: "follows from numbers that forward draws",
+    StoredDraws: "'random.random' is used as more than a tensor may be",
 }
 
 

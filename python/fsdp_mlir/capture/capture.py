@@ -34,12 +34,13 @@ from fsdp_mlir.step.draws import DrawsError
 from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Refused, Taken
 from fsdp_mlir.step.outputs import no_counts
-from fsdp_mlir.step.training_step import Loss, OutputsOfModes
+from fsdp_mlir.step.training_step import Loss, OutputsOfModes, TrainingStep
 from fsdp_mlir.support.errors import (
     CaptureError,
     EvaluationError,
     NumberError,
     OtherwiseError,
+    located,
     warn,
 )
 from fsdp_mlir.support.files import check_output
@@ -154,7 +155,11 @@ def _proven(asked: Asked) -> proof.Checked:
     fixed = [0, 0]  # what this example has shown, in each mode
     while revised < _MOST_RECORDINGS:
         try:
-            return _once(asked)
+            checked = _once(asked)
+            if not asked.drawn or asked.outputs is not None:
+                return checked
+            _check_draws(checked.recording.view.step)
+            asked = replace(asked, draws=None, drawn={})
         except _Cast as error:
             asked = replace(asked, casts=error.error)
         except OtherwiseError as error:
@@ -178,10 +183,13 @@ def _proven(asked: Asked) -> proof.Checked:
         except Revised:
             if asked.others is None or not asked.others.initialise():
                 revised += 1
-        except CaptureError as error:
-            if not asked.drawn or type(error) not in (CaptureError, Refused):
-                raise
-            asked = _with_fewer(asked, error.names if isinstance(error, Refused) else ())
+        except Refused as error:
+            fixed = _with_fixed(asked, error.names) or _without_evaluation(asked, error)
+            if fixed is None:
+                drawn = {draw.name for draws in asked.draws or () for draw in draws}
+                names = [name for name in error.names if name not in drawn]
+                raise (Refused(str(error), names) if names else CaptureError(str(error))) from error
+            asked = fixed
     raise CaptureError("the loss is differentiated through another model in one recording only")
 
 
@@ -206,7 +214,8 @@ def _once(asked: Asked) -> proof.Checked:
 
 def _with_draws(asked: Asked, error: DrawsError) -> Asked:
     """With those that a recording has found."""
-    draws = [*(asked.draws or ((), ()))]
+    assert asked.draws is not None
+    draws = [*asked.draws]
     mode = "evaluation: " if error.evaluating else ""
     found = {replace(draw, name=f"{mode}{draw.name}"): x for draw, x in error.found.items()}
     draws[error.evaluating] = tuple(found)
@@ -214,18 +223,43 @@ def _with_draws(asked: Asked, error: DrawsError) -> Asked:
     return replace(asked, draws=(draws[0], draws[1]), drawn=asked.drawn | drawn)
 
 
-def _with_fewer(asked: Asked, names: Collection[str]) -> Asked:
-    """Where the drawn numbers of these names are used as more than a tensor may be: each value of
-    an integer is another step; in any other case the step itself draws."""
+def _with_fixed(asked: Asked, names: Collection[str]) -> Asked | None:
+    """With integers that are drawn, and used as more than a tensor may be, each of whose values is
+    another step. None if it is not because of such."""
     refused = [draw for draws in asked.draws or () for draw in draws if draw.name in names]
-    can = all(not draw.is_fixed and type(asked.drawn[draw.name]) is int for draw in refused)
-    if not refused or not can:
-        return replace(asked, draws=None, drawn={})
+    if not refused or not all(type(asked.drawn[draw.name]) is int for draw in refused):
+        return None
+    if asked.outputs is None or all(draw.is_fixed for draw in refused):
+        return None
     fixed = [
         tuple(replace(draw, is_fixed=draw.is_fixed or draw in refused) for draw in draws)
         for draws in asked.draws or ()
     ]
     return replace(asked, draws=(fixed[0], fixed[1]))
+
+
+def _without_evaluation(asked: Asked, error: Refused) -> Asked | None:
+    """If it is because of numbers that evaluations alone draw."""
+    training, evaluation = asked.draws or ((), ())
+    if asked.outputs is None or not {*error.names} <= {draw.name for draw in evaluation}:
+        return None
+    warn(f"evaluations run as FSDP2 does: {error}")
+    drawn = {draw.name: asked.drawn[draw.name] for draw in training}
+    return replace(asked, evaluation=False, draws=(training, ()), drawn=drawn)
+
+
+def _check_draws(step: TrainingStep) -> None:
+    """CaptureError if what forward draws in Python matters to the step, which draws nothing then,
+    as for `fsdp-run`."""
+    taken = step.numbers.taken
+    if taken.slots or any(not taken.is_settled(*decided) for decided in taken.course):
+        found = [draw for draws in taken.draws for draw in draws]
+        names = ", ".join(dict.fromkeys(f"'{draw.function}'" for draw in found))
+        raise located(
+            found[0].location,
+            f"the step depends on numbers that forward draws by {names}, which a captured step "
+            "does not do; draw before the step and pass the numbers as an input",
+        )
 
 
 @contextmanager
@@ -366,7 +400,6 @@ def capture(
         unread=unread,
         assume=((), ()) if assume is True else assume or None,
         counting=counting,
-        draws=None if outputs is None else ((), ()),
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

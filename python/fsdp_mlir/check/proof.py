@@ -8,7 +8,7 @@ eager PyTorch (eager_check.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +88,7 @@ def check(recorded: Recorded) -> Checked:
             second = PythonState.of(view.model, view.step.loss) if changed else first
     finally:
         before.restore()
+    _check_draws(recording, draws)
     _check_counters(view, before, first, second)
     if cached:
         _check_computed(view, before, first)
@@ -146,7 +147,7 @@ def check(recorded: Recorded) -> Checked:
                 f"{_attributes(anew)} set in each step to what a compiled step cannot put there; "
                 "keep tensors, plain values, and objects of your own classes that hold these",
             )
-        left += recording.drawn.left(draws)
+        left += recording.drawn.left()
     elif lost := first.made_since(before) if not cached else []:
         warn(
             f"{_attributes(lost)} set in forward, and no later step reads it; the compiled step "
@@ -306,6 +307,19 @@ def _check_counters(
             if changed:
                 raise FirstStepError(str(error)) from error
         raise error
+
+
+def _check_draws(recording: Recording, draws: Sequence[Drawn]) -> None:
+    """CaptureError for what Python draws and is no number of each step, unless it is seeded first
+    or known not to matter."""
+    view = recording.view
+    host = "" if view.asked.draws is None else recording.drawn.varies(draws)
+    if host:
+        raise located(
+            source_of(view.model),
+            f"forward draws from {host}'s generator of random numbers otherwise than by calls that "
+            "give one number, which a captured step does not do; draw before the step",
+        )
 
 
 def _check_computed(view: ModelView, before: PythonState, first: PythonState) -> None:

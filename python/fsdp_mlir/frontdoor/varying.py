@@ -69,5 +69,7 @@ class Varying:
                     return
                 raise
             names = [*request.numbers, *request.held, *request.unread]
+        if {*names}.isdisjoint([*request.numbers, *request.held, *request.unread]):
+            return
         self._inputs.fix(names, str(error))
         raise Refused(str(error), names) from error

@@ -120,6 +120,11 @@ class Cones:
         """Whether the step may rely on formulas over this value."""
         return self._may_rely and self._reliance((name,)) is not None
 
+    def draws(self, name: str) -> bool:
+        """Whether the step may rely on formulas over this value, which it draws."""
+        reliance = self._reliance((name,)) if self._may_rely else None
+        return reliance is not None and reliance.draws
+
     def truth(self, names: Sequence[str], formula: Formula) -> bool | None:
         """The truth value of a formula over values of one element, which it has by their places.
         Only that is relied on from now on. None if it may not be. Raises what the calculation

@@ -15,11 +15,7 @@ import numpy as np
 import torch
 
 from fsdp_mlir.modules.left import EachForward
-from fsdp_mlir.support.errors import CaptureError, SourceMap, located
-
-# Words of 32 bits that a step may draw.
-_MOST_WORDS = 1 << 20
-_PERIOD = 624  # words that MT19937 makes at a time
+from fsdp_mlir.support.errors import SourceMap, located
 
 
 class _Python:
@@ -34,16 +30,6 @@ class _Python:
     @staticmethod
     def set(state: Any) -> None:
         random.setstate(state)
-
-    @staticmethod
-    def place(state: Any) -> tuple[int, Any]:
-        """The position among the words that are made at a time, and what is kept besides."""
-        return state[1][-1], state[2]
-
-    @staticmethod
-    def advance(words: int) -> None:
-        for _ in range(words):
-            random.getrandbits(32)
 
 
 class _Numpy:
@@ -60,14 +46,6 @@ class _Numpy:
     def set(state: Any) -> None:
         np.random.set_state(state)
 
-    @staticmethod
-    def place(state: Any) -> tuple[int, Any]:
-        return state[2], state[3:]
-
-    @staticmethod
-    def advance(words: int) -> None:
-        np.random.bytes(4 * words)
-
 
 _HOSTS = (_Python, _Numpy)
 
@@ -82,47 +60,22 @@ class Drawn:
     def __bool__(self) -> bool:
         return self.after != self.before
 
-    def left(self, others: Sequence[Drawn]) -> list[EachForward]:
-        """What brings the generators from any state to that after a step, as this recording and
-        other ones have it. CaptureError if they draw differently."""
-        found = []
+    def left(self) -> list[EachForward]:
+        """What brings the generators from any state to that after a step that seeds them."""
+        return [
+            EachForward(partial(host.set, after))
+            for host, before, after in zip(_HOSTS, self.before, self.after, strict=True)
+            if before != after
+        ]
+
+    def varies(self, others: Sequence[Drawn]) -> str:
+        """The generator that a step draws from as it finds it, which this recording and others
+        show; empty if it draws from none, or seeds first."""
         for index, host in enumerate(_HOSTS):
-            pairs = [(each.before[index], each.after[index]) for each in (self, *others)]
-            if all(before == after for before, after in pairs):
-                continue
-            words = {_words(host, *pair) for pair in pairs}
-            count, after = next(iter(words)), pairs[0][1]
-            if len(words) == 1 and count is not None:
-                found.append(EachForward(partial(host.advance, count)))
-            elif all(other == after for _, other in pairs):
-                found.append(EachForward(partial(host.set, after)))
-            else:
-                raise CaptureError(
-                    f"forward draws from {host.name}'s generator of random numbers, as often as "
-                    "what it draws decides, which a captured step does not do; draw before the step"
-                )
-        return found
-
-
-def _words(host: Any, before: Any, after: Any) -> int | None:
-    """How many words are drawn between two states; None if that is not how the second came
-    about."""
-    (begin, kept), (end, kept_after) = host.place(before), host.place(after)
-    if kept != kept_after:
-        return None
-    now = host.state()
-    try:
-        host.set(before)
-        count = (end - begin) % _PERIOD
-        host.advance(count)
-        while count < _MOST_WORDS:
-            if host.state() == after:
-                return count
-            host.advance(_PERIOD)
-            count += _PERIOD
-        return None
-    finally:
-        host.set(now)
+            changed = any(each.before[index] != each.after[index] for each in (self, *others))
+            if changed and any(each.after[index] != self.after[index] for each in others):
+                return host.name
+        return ""
 
 
 def _states() -> list[Any]:

@@ -258,8 +258,9 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         _note_hazards(view, evaluator, evaluating=True)
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
-        if drawn_to_evaluate and view.asked.outputs is not None:
-            raise EvaluationError(
+        if drawn_to_evaluate and view.asked.draws is not None:
+            kind = CaptureError if view.asked.outputs is None else EvaluationError
+            raise kind(
                 "forward in eval mode draws from Python's or NumPy's generator of random numbers"
             )
         written = recorder.states.written | evaluator.states.written

@@ -60,6 +60,7 @@ from fsdp_mlir.support.errors import (
     DrawnError,
     NumberError,
     SourceMap,
+    expects_errors,
     located,
     model_frame,
     prefixed,
@@ -369,11 +370,14 @@ class Recorder(TorchDispatchMode):
         name = self._ref(fakes[0], origin).name
         if (number := self.cones.number(name, literal=True)) is not None:
             return number
-        wanted = demanded(model_frame()) if fakes[0].dtype == torch.bool else None
+        drawn = self.cones.draws(name)
+        # What is drawn is decided before the step, and an error that code expects is a branch.
+        asserts = fakes[0].dtype == torch.bool and not drawn and not expects_errors()
+        wanted = demanded(model_frame()) if asserts else None
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted
-        if not self.cones.recurs(name, fakes[0]):
+        if not drawn and not self.cones.recurs(name, fakes[0]):
             return None
         if self._defers() and self.cones.follows(name):
             undecided = self._undecided(func, fakes, origin)

@@ -9,16 +9,18 @@ in the same order, and their numbers are given to the plan.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import numpy as np
 
-from fsdp_mlir.support.errors import CaptureError, SourceMap, located, model_frame
+from fsdp_mlir.support.errors import CaptureError, Location, SourceMap, located, model_frame
 from fsdp_mlir.support.formulas import Symbol, is_symbol
 
 # That give one number of so many arguments at most; a further one is for the shape of several.
@@ -38,13 +40,34 @@ _OF_NUMPY = {
     **dict.fromkeys(("laplace", "lognormal", "logistic", "vonmises", "gumbel"), 2),
     **dict.fromkeys(("triangular",), 3),
 }
+
+
+def _place_of(choices: Callable[..., Any], count: int, *weights: float) -> Any:
+    return choices(range(count), weights)[0]
+
+
+def _place_in_array(choice: Callable[..., Any], count: int, *weights: float) -> int:
+    return int(choice(count, p=weights))
+
+
+# Of the place of a choice with weights.
+_WEIGHTED: dict[str, Callable[..., int]] = {
+    "random.choices": partial(_place_of, random.choices),
+    "np.random.choice": partial(_place_in_array, np.random.choice),
+}
 _FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     **{f"random.{name}": (getattr(random, name), most) for name, most in _OF_PYTHON.items()},
     **{f"np.random.{name}": (getattr(np.random, name), most) for name, most in _OF_NUMPY.items()},
 }
 
 # Of one step.
-_MOST = 16
+_MOST = 64
+
+# Uniform ones between 0 and 1, or between two numbers.
+_LIMITS = {
+    *("random.random", "np.random.random", "np.random.random_sample", "np.random.rand"),
+    *("random.uniform", "np.random.uniform"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,11 +80,21 @@ class Draw:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     is_fixed: bool = False
+    location: Location | None = field(default=None, compare=False)
 
     def __call__(self) -> Any:
         """Draws one."""
-        function, _ = _FUNCTIONS[self.function]
+        weighted = _WEIGHTED.get(self.function)
+        function = _FUNCTIONS[self.function][0] if weighted is None else weighted
         return function(*self.args, **dict(self.kwargs))
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The least and the most that it may give, if that is known."""
+        if self.kwargs or self.function not in _LIMITS:
+            return None
+        low, high = self.args if len(self.args) == 2 else (0.0, 1.0)
+        return min(low, high), max(low, high) if self.args else math.nextafter(high, low)
 
     def record(self) -> list[Any]:
         """The same as JSON."""
@@ -130,7 +163,7 @@ class Drawing:
         """In the body, which is forward, each draw gives one of `numbers`, by its name. DrawsError
         after a body that is recorded and whose draws are not known. CaptureError if it draws
         otherwise than those that are."""
-        if self.known is None:
+        if self.known is None or not (recording or self.known[evaluating]):
             yield
             return
         known = iter(self.known[evaluating])
@@ -161,7 +194,8 @@ class Drawing:
         self._last = _state()
         place = 1 + len(self._found)
         name = draw.function if place == 1 else f"{draw.function} ({place})"
-        self._found[replace(draw, name=f"{name}{draw.name}")] = number
+        location = SourceMap().frame(model_frame())
+        self._found[replace(draw, name=name, location=location)] = number
         return number
 
 
@@ -190,7 +224,9 @@ def _patched(give: Callable[[Draw], Any], users: Iterable[Any]) -> Iterator[None
     patches = {name: _drawing(name, give) for name in _FUNCTIONS}
     made = {id(f): (f, patches[name]) for name, (f, _) in _FUNCTIONS.items()}
     made[id(random.choice)] = random.choice, _choosing(patches["random.randrange"])
-    made[id(np.random.choice)] = np.random.choice, _choosing_array(patches["np.random.randint"])
+    chooses = _choosing_array(patches["np.random.randint"], give)
+    made[id(np.random.choice)] = np.random.choice, chooses
+    made[id(random.choices)] = random.choices, _choosing_some(give)
     with ExitStack() as stack:
         for module in (random, np.random, *users):
             for name, value in [*vars(module).items()]:
@@ -204,34 +240,75 @@ def _drawing(name: str, give: Callable[[Draw], Any]) -> Callable[..., Any]:
     function, most = _FUNCTIONS[name]
 
     def draws(*args: Any, **kwargs: Any) -> Any:
-        operands = [*args, *kwargs.values()]
-        symbols: list[Symbol] = list(filter(is_symbol, operands))
+        symbols: list[Symbol] = list(filter(is_symbol, (*args, *kwargs.values())))
         if symbols:
             raise symbols[0].refused()
-        given = [each for each in operands if each is not None]  # as a size may be
+        in_array = name.startswith("np.") and _is_one(args[most:], kwargs)
+        own = args[:most] if in_array else args
+        named = {key: each for key, each in kwargs.items() if key != "size" or not in_array}
+        given = [each for each in (*own, *named.values()) if each is not None]  # no size
         is_one = len(given) <= most and all(isinstance(each, (int, float)) for each in given)
         if not is_one or "dtype" in kwargs:
             return function(*args, **kwargs)
-        return give(Draw("", name, args, tuple(kwargs.items())))
+        drawn = give(Draw("", name, own, tuple(named.items())))
+        if in_array:
+            array = np.empty(1, dtype=object)
+            array[0] = drawn
+            return array
+        return drawn
 
     return draws
 
 
 def _choosing(draw_place: Callable[..., Any]) -> Callable[..., Any]:
     """That of random.choice."""
+    choose_one = random.choice
 
     def choose(seq: Any) -> Any:
-        return _element(seq, draw_place(len(seq))) if len(seq) else random.choice(seq)
+        return _element(seq, draw_place(len(seq))) if len(seq) else choose_one(seq)
 
     return choose
 
 
-def _choosing_array(draw_place: Callable[..., Any]) -> Callable[..., Any]:
+def _is_one(sizes: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of NumPy is asked for an array of one number."""
+    sizes = [*sizes, *(each for key, each in kwargs.items() if key == "size")]
+    return len(sizes) == 1 and type(sizes[0]) in (int, tuple, list) and sizes[0] in (1, (1,), [1])
+
+
+def _weights(given: Any, count: int) -> tuple[float, ...] | None:
+    found = tuple(given) if isinstance(given, (list, tuple, np.ndarray)) else ()
+    return (
+        found if len(found) == count and all(isinstance(x, (int, float)) for x in found) else None
+    )
+
+
+def _choosing_some(give: Callable[[Draw], Any]) -> Callable[..., Any]:
+    """That of random.choices."""
+    choose_some = random.choices
+
+    def choose(population: Any, weights: Any = None, **kwargs: Any) -> Any:
+        found = _weights(weights, len(population))
+        if found is None or kwargs.get("k", 1) != 1 or kwargs.keys() - {"k"}:
+            return choose_some(population, weights, **kwargs)
+        place = give(Draw("", "random.choices", (len(population), *found), ()))
+        return [_element(population, place)]
+
+    return choose
+
+
+def _choosing_array(
+    draw_place: Callable[..., Any], give: Callable[[Draw], Any]
+) -> Callable[..., Any]:
     """That of np.random.choice."""
     choose_some = np.random.choice
 
     def choose(a: Any, *args: Any, **kwargs: Any) -> Any:
         is_count = isinstance(a, int) and a > 0
+        is_list = isinstance(a, (list, tuple)) and bool(a)
+        weights = _weights(kwargs["p"], len(a)) if is_list and {*kwargs} == {"p"} else None
+        if weights is not None and not args:
+            return _element(np.array(a), give(Draw("", "np.random.choice", (len(a), *weights), ())))
         if args or kwargs or not (is_count or (isinstance(a, (list, tuple)) and a)):
             return choose_some(a, *args, **kwargs)
         if is_count:

@@ -245,6 +245,18 @@ class Taken:
         """The numbers in what the step is given."""
         return {x: batch[x] for x in self.names if x in batch or not self._is_drawn(x)}
 
+    def is_settled(self, formula: Formula, outcome: bool | None) -> bool:
+        """Whether a comparison has that outcome for all numbers that may be drawn."""
+        name, *terms = formula
+        items = [term for term in terms if term[0] == "item"]
+        numbers = [term for term in terms if term[0] == "number"]
+        draws = [x for each in self.draws for x in each if items and x.name == items[0][1]]
+        is_one = name in ("lt", "le", "gt", "ge") and len(items) == len(numbers) == 1
+        if not is_one or not draws or (limits := draws[0].limits) is None:
+            return False
+        ends = ({draws[0].name: limit} for limit in limits)
+        return all(bool(value_of(formula, end)) == outcome for end in ends)
+
     def drawn(self, *, evaluation: bool) -> dict[str, Any]:
         """Draws those of the next step, or of an evaluation."""
         return {draw.name: draw() for draw in self.draws[evaluation]}

@@ -48,8 +48,9 @@ class Asked:
     assume: Outcomes | None
     counting: bool
     relied: Relied = frozenset()  # places where code needs the numbers that it reads
-    # Those that are numbers of each step, and what this one has drawn; None if none are.
-    draws: DrawsOfModes | None = None
+    # Those that are numbers of each step, and what this one has drawn; None if it draws, and what
+    # does not matter to the step.
+    draws: DrawsOfModes | None = ((), ())
     drawn: Mapping[str, Any] = field(default_factory=dict)
     casts: CaptureError | None = None  # without casts of numbers of each step
     # The state of PyTorch's, before the step.
