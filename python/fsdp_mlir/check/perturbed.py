@@ -13,8 +13,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-_WORDS = 624  # of MT19937, the generator of Python's random and of numpy.random
-_EXTREMES = 600
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 
@@ -42,30 +40,3 @@ def other_surroundings(*, of_rank: bool) -> Iterator[None]:
             for module in (dist, dist.distributed_c10d):
                 stack.enter_context(mock.patch.object(module, "get_rank", next_rank))
         yield
-
-
-@contextmanager
-def extreme_draws(*, high: bool) -> Iterator[None]:
-    """Makes Python's and NumPy's uniform numbers the smallest possible, or the largest.
-
-    A branch that compares one of them with a probability then goes both ways. After the first 600
-    words others follow: a loop may wait for another number.
-    """
-    words = [_untempered(0xFFFFFFFF) if high else 0] * _EXTREMES
-    words += np.random.RandomState(0x5EED).randint(1 << 31, size=_WORDS - _EXTREMES).tolist()
-    random.setstate((3, (*words, 0), None))
-    np.random.set_state(("MT19937", np.array(words, dtype=np.uint32), 0))
-    yield
-
-
-def _untempered(word: int) -> int:
-    """The state word that MT19937 tempers to `word` (Matsumoto and Nishimura, 1998)."""
-    word ^= word >> 18
-    word ^= (word << 15) & 0xEFC60000
-    low = word
-    for _ in range(4):
-        low = word ^ ((low << 7) & 0x9D2C5680)
-    high = low
-    for _ in range(2):
-        high = low ^ (high >> 11)
-    return high & 0xFFFFFFFF

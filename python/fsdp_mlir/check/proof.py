@@ -8,10 +8,9 @@ eager PyTorch (eager_check.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.check import eager_check
-from fsdp_mlir.check.perturbed import extreme_draws, other_surroundings
+from fsdp_mlir.check.perturbed import other_surroundings
 from fsdp_mlir.modules.left import Calculated, Left, tensors_of
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
@@ -82,13 +81,13 @@ def check(recorded: Recorded) -> Checked:
     changed = before.changes(first)
     try:
         with untouched_generators():
-            draws = _check_again(recorded)
+            drawn = _check_again(recorded)
             first.restore()
             cached = bool(changed) and _depends_on_state(recording)
             second = PythonState.of(view.model, view.step.loss) if changed else first
     finally:
         before.restore()
-    _check_draws(recording, draws)
+    _check_draws(recording, drawn)
     _check_counters(view, before, first, second)
     if cached:
         _check_computed(view, before, first)
@@ -182,58 +181,45 @@ def _communicates(recording: Recording) -> bool:
     return any(node.func.namespace == collectives.NAMESPACE for node in recording.nodes())
 
 
-def _check_again(recorded: Recorded) -> list[Drawn]:
+def _check_again(recorded: Recorded) -> Drawn:
     """CaptureError if a second recording, in different surroundings, gives a different graph.
-    Returns what it, and others after it, do to Python's and NumPy's generators."""
+    Returns what it does to Python's and NumPy's generators."""
     recording = recorded.recording
     followed = recording.view.step.followed
     # In this process each rank captures its own step.
     for_all = recording.view.asked.outputs is None
-    first = partial(other_surroundings, of_rank=for_all)
-    surroundings = [first]
-    if recorded.drawn:
-        surroundings += [partial(extreme_draws, high=False), partial(extreme_draws, high=True)]
-    draws = []
-    for surrounding in surroundings:
-        again = difference = None
-        if surrounding is first and followed:
-            with suppress(CaptureError), followed.elsewhere():
-                again, difference = _again(recorded, surrounding())
-            if again is None or difference or not followed.keep(again.trace.constants):
-                if name := followed.assigned():
-                    raise located(
-                        source_of(recording.view.model),
-                        f"'{name}' is assigned in forward, which looks at more of the tensor there "
-                        "than what is in it, such as by another name; change it in place, as with "
-                        ".copy_()",
-                    )
-                followed.forget()
-                again = None
-        if again is None:
-            again, difference = _again(recorded, surrounding())
-        draws.append(again.drawn)
-        if difference is not None:
-            location, text = difference
-            raise located(
-                location,
-                f"the step is not the same each time: {text}, with other seeds of Python, NumPy "
-                f"and torch{' and another rank' if for_all else ''}; draw by calls of torch on "
-                "tensors, and keep what differs by rank or by step in an input or a buffer",
-            )
-    return draws
+    again = difference = None
+    if followed:
+        with suppress(CaptureError), followed.elsewhere():
+            again, difference = _again(recorded, of_rank=for_all)
+        if again is None or difference or not followed.keep(again.trace.constants):
+            if name := followed.assigned():
+                raise located(
+                    source_of(recording.view.model),
+                    f"'{name}' is assigned in forward, which looks at more of the tensor there "
+                    "than what is in it, such as by another name; change it in place, as with "
+                    ".copy_()",
+                )
+            followed.forget()
+            again = None
+    if again is None:
+        again, difference = _again(recorded, of_rank=for_all)
+    if difference is not None:
+        location, text = difference
+        raise located(
+            location,
+            f"the step is not the same each time: {text}, with other seeds of Python, NumPy "
+            f"and torch{' and another rank' if for_all else ''}; draw by calls of torch on "
+            "tensors, and keep what differs by rank or by step in an input or a buffer",
+        )
+    return again.drawn
 
 
-def _again(
-    recorded: Recorded, surrounding: AbstractContextManager[None]
-) -> tuple[Recording, _Difference | None]:
+def _again(recorded: Recorded, *, of_rank: bool) -> tuple[Recording, _Difference | None]:
     """Another recording of the step, and where it differs."""
-    view = recorded.recording.view
-    with untouched_generators(), surrounding:
-        begin = PythonState.of(view.model, view.step.loss) if recorded.drawn else None
+    with untouched_generators(), other_surroundings(of_rank=of_rank):
         try:
-            again = record_once(FakeModel(view), recorded.recording)
-            if begin is not None:
-                _check_stored(recorded, again, begin)
+            again = record_once(FakeModel(recorded.recording.view), recorded.recording)
         finally:
             recorded.before.restore()
     return again, _difference(recorded.recording, again)
@@ -253,24 +239,6 @@ def _check_held(view: ModelView, before: PythonState) -> None:
                     f"'{buffer.name}' was assigned in forward, and '{path}' keeps what was there; "
                     "change it in place, as with .copy_()",
                 )
-
-
-def _check_stored(recorded: Recorded, again: Recording, begin: PythonState) -> None:
-    """CaptureError if what forward leaves follows from what it draws: `again`, which began with
-    `begin`, drew otherwise."""
-    view = recorded.recording.view
-    first = recorded.recording.trained or recorded.after
-    second = again.trained or PythonState.of(view.model, view.step.loss)
-    surroundings = {*recorded.before.changes(begin)} - {*begin.changes(second)}  # such as RANK
-    for path in first.changes(second):
-        if path in surroundings:
-            continue
-        if _BY_VALUE & {state.leaves.get(path, ("none", None))[0] for state in (first, second)}:
-            raise located(
-                source_of(view.model),
-                f"attribute '{path}' follows from numbers that forward draws, which a captured "
-                "step does not compute; draw by calls of torch on tensors",
-            )
 
 
 def _depends_on_state(recording: Recording) -> bool:
@@ -309,11 +277,11 @@ def _check_counters(
         raise error
 
 
-def _check_draws(recording: Recording, draws: Sequence[Drawn]) -> None:
+def _check_draws(recording: Recording, other: Drawn) -> None:
     """CaptureError for what Python draws and is no number of each step, unless it is seeded first
     or known not to matter."""
     view = recording.view
-    host = "" if view.asked.draws is None else recording.drawn.varies(draws)
+    host = "" if view.asked.draws is None else recording.drawn.varies(other)
     if host:
         raise located(
             source_of(view.model),

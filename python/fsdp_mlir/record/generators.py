@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -68,12 +68,12 @@ class Drawn:
             if before != after
         ]
 
-    def varies(self, others: Sequence[Drawn]) -> str:
-        """The generator that a step draws from as it finds it, which this recording and others
+    def varies(self, other: Drawn) -> str:
+        """The generator that a step draws from as it finds it, which this recording and another
         show; empty if it draws from none, or seeds first."""
         for index, host in enumerate(_HOSTS):
-            changed = any(each.before[index] != each.after[index] for each in (self, *others))
-            if changed and any(each.after[index] != self.after[index] for each in others):
+            changed = any(each.before[index] != each.after[index] for each in (self, other))
+            if changed and other.after[index] != self.after[index]:
                 return host.name
         return ""
 
