@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 import warnings
 from random import random as uniform
 from typing import Any
@@ -143,6 +144,13 @@ def of_others(model: Any, x: Tensor, t: Tensor) -> Tensor:
     if random.sample([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 1)[0]:
         x = x * 2
     return nn.functional.cross_entropy(model(x), t)
+
+
+def in_a_thread(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    found: list[float] = []
+    thread = threading.Thread(target=lambda: found.append(random.random()))
+    thread.start(), thread.join()
+    return nn.functional.cross_entropy(model(x), t) * (1 + found[0])
 
 
 def coin(model: Any, x: Tensor, t: Tensor) -> Tensor:
@@ -296,7 +304,7 @@ def shuffled(model: Any, x: Tensor, t: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x[order]), t) * random.random()
 
 
-@pytest.mark.parametrize("loss", [shuffled, in_the_middle, of_an_array, of_others])
+@pytest.mark.parametrize("loss", [shuffled, in_the_middle, of_an_array, of_others, in_a_thread])
 def test_what_has_no_plan(loss: Any) -> None:
     run, lines = assert_equal(Net, loss, steps=60)
     assert not run.step._plans._made and len(lines) == 1

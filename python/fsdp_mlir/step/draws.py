@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -232,8 +233,19 @@ def _patched(give: Callable[[Draw], Any], users: Iterable[Any]) -> Iterator[None
             for name, value in [*vars(module).items()]:
                 original, patch = made.get(id(value), (None, None))
                 if patch is not None and original is value:
+                    patch = _on_this_thread(original, patch)
                     stack.enter_context(mock.patch.object(module, name, patch))
         yield
+
+
+def _on_this_thread(original: Callable[..., Any], patch: Callable[..., Any]) -> Callable[..., Any]:
+    thread = threading.get_ident()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        is_this = threading.get_ident() == thread
+        return patch(*args, **kwargs) if is_this else original(*args, **kwargs)
+
+    return called
 
 
 def _drawing(name: str, give: Callable[[Draw], Any]) -> Callable[..., Any]:
