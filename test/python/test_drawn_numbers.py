@@ -140,6 +140,12 @@ def of_an_array(model: Any, x: Tensor, t: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), t)
 
 
+def of_an_array_of_one(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    """Whose dtype the product has."""
+    hidden = x * np.random.rand(1)
+    return nn.functional.cross_entropy(model(hidden.float()), t)
+
+
 def of_others(model: Any, x: Tensor, t: Tensor) -> Tensor:
     if random.sample([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0], 1)[0]:
         x = x * 2
@@ -291,9 +297,15 @@ def decided(model: Any, x: Tensor, t: Tensor) -> Tensor:
     return loss * 2 if loss > 0.6 else loss
 
 
-def test_after_a_step_in_vain() -> None:
+def of_a_size_and_decided(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    loss = of_a_size(model, x, t)
+    return loss * 2 if loss > 0.6 else loss
+
+
+@pytest.mark.parametrize("loss", [decided, of_a_size_and_decided])
+def test_after_a_step_in_vain(loss: Any) -> None:
     """FSDP2 makes it with the same numbers."""
-    run, _ = assert_equal(Net, decided)
+    run, _ = assert_equal(Net, loss)
     assert run.step._plans._made
 
 
@@ -304,7 +316,9 @@ def shuffled(model: Any, x: Tensor, t: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x[order]), t) * random.random()
 
 
-@pytest.mark.parametrize("loss", [shuffled, in_the_middle, of_an_array, of_others, in_a_thread])
+@pytest.mark.parametrize(
+    "loss", [shuffled, in_the_middle, of_an_array, of_others, in_a_thread, of_an_array_of_one]
+)
 def test_what_has_no_plan(loss: Any) -> None:
     run, lines = assert_equal(Net, loss, steps=60)
     assert not run.step._plans._made and len(lines) == 1

@@ -339,14 +339,10 @@ def test_in_an_evaluation() -> None:
     assert results(True) == results(False)
 
 
-# But for `float` in another module than the loss function's, which is none of each step's numbers.
-CASES = [case for case in test_numbers.CASES if case[0] is not test_numbers.as_a_float]
-
-
 @pytest.mark.parametrize(
     ("loss", "calls", "captures"),
-    CASES,
-    ids=[f"{case[0].__name__}-{index}" for index, case in enumerate(CASES)],
+    test_numbers.CASES,
+    ids=[f"{case[0].__name__}-{index}" for index, case in enumerate(test_numbers.CASES)],
 )
 def test_as_an_argument(loss: Any, calls: Any, captures: int) -> None:
     """What is done with an argument is done with what a closure holds."""

@@ -142,10 +142,6 @@ def kept(model: Any, x: Tensor, n: int) -> Any:
     return F.cross_entropy(model(x), LABELS), model.n
 
 
-def as_a_float(model: nn.Module, x: Tensor, n: int) -> Any:
-    return F.cross_entropy(model(x), LABELS) * float(n)
-
-
 def in_a_list(model: nn.Module, x: Tensor, n: int) -> Any:
     return F.cross_entropy(model(x), LABELS) * torch.tensor([1.0, n]).sum()
 
@@ -159,7 +155,6 @@ CASES: list[tuple[Loss, Sequence[tuple[Any, ...]], int]] = [
     (on_each_side, [(0.1 * n,) for n in range(1, 7)], 2),
     (scheduled, [(n,) for n in range(12)], 5),
     (returned, [(0.1 * n, n) for n in range(6)], 2),
-    (as_a_float, [(n,) for n in range(1, 8)], 2),
     (in_a_list, [(n,) for n in range(1, 8)], 2),
     (integers, [(n,) for n in range(1, 8)], 2),
     (of_one_element, [(0.7 * n,) for n in range(6)], 2),

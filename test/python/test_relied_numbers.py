@@ -58,6 +58,19 @@ class OfALimit(Net):
         return hidden if sizes.max() <= 3 else hidden.abs().sqrt()
 
 
+class Handled(Net):
+    """By an error that forward itself handles."""
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        assert sizes is not None
+        try:
+            if sizes.max() > 3:
+                raise ValueError("too many")
+        except ValueError:
+            hidden = hidden.abs().sqrt()
+        return hidden
+
+
 def run(pair: Twins, sizes: list[int]) -> list[str]:
     """The warnings of two steps."""
     pair.batch = X | {"sizes": torch.tensor(sizes)}
@@ -76,7 +89,9 @@ def test_buffers() -> None:
         pair.assert_equal_steps()
 
 
-@pytest.mark.parametrize(("model", "other"), [(OfSizes, [2, 2]), (OfALimit, [4, 0])])
+@pytest.mark.parametrize(
+    ("model", "other"), [(OfSizes, [2, 2]), (OfALimit, [4, 0]), (Handled, [4, 0])]
+)
 def test_inputs(model: type[Net], other: list[int]) -> None:
     pair = Twins(model, X | {"sizes": torch.tensor([1, 3])}, SGD, fallback="error")
     for sizes in ([1, 3], other, [1, 3], other):

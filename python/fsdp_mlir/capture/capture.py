@@ -184,12 +184,12 @@ def _proven(asked: Asked) -> proof.Checked:
             if asked.others is None or not asked.others.initialise():
                 revised += 1
         except Refused as error:
-            fixed = _with_fixed(asked, error.names) or _without_evaluation(asked, error)
-            if fixed is None:
+            other = _with_fixed(asked, error.names) or _without_evaluation(asked, error)
+            if other is None:
                 drawn = {draw.name for draws in asked.draws or () for draw in draws}
                 names = [name for name in error.names if name not in drawn]
                 raise (Refused(str(error), names) if names else CaptureError(str(error))) from error
-            asked = fixed
+            asked = other
     raise CaptureError("the loss is differentiated through another model in one recording only")
 
 
@@ -252,7 +252,7 @@ def _check_draws(step: TrainingStep) -> None:
     """CaptureError if what forward draws in Python matters to the step, which draws nothing then,
     as for `fsdp-run`."""
     taken = step.numbers.taken
-    if taken.slots or any(not taken.is_settled(*decided) for decided in taken.course):
+    if taken.draws_decide():
         found = [draw for draws in taken.draws for draw in draws]
         names = ", ".join(dict.fromkeys(f"'{draw.function}'" for draw in found))
         raise located(

@@ -17,8 +17,8 @@ from fsdp_mlir.modules.place import Place
 from fsdp_mlir.record.graph import Reliance
 from fsdp_mlir.state.trained import Bound
 from fsdp_mlir.step.batches import tensors
-from fsdp_mlir.step.draws import generators, undone
 from fsdp_mlir.step.nested import shares
+from fsdp_mlir.support.generators import set_states, states, undone
 from fsdp_mlir.support.layouts import storage_of
 
 # Elements of a source that a plan relies on, and sets of such sources that are known to serve.
@@ -46,7 +46,7 @@ class Compiled:
     _has_run: Captured | None = field(default=None, init=False)
     seen: set[Any] = field(default_factory=set, init=False)
     _next: list[dict[str, Any]] = field(default_factory=list, init=False)  # those that ran last
-    _undraw: Callable[[], None] | None = field(default=None, init=False)
+    _undrawn: list[Any] | None = field(default=None, init=False)  # generators before that
 
     def __post_init__(self) -> None:
         self.loss_dtype = getattr(torch, self.session.loss_dtype)
@@ -88,7 +88,7 @@ class Compiled:
     ) -> list[list[Tensor]]:
         """Those of the plan for each of these microbatches, the next ones to run. Draws."""
         if any(self.captured.numbers.draws):
-            self._undraw = generators()
+            self._undrawn = states()
         self._next = self._given(batches, draws=True, evaluation=evaluation)
         return self._inputs(batches, self._next)
 
@@ -205,8 +205,8 @@ class Compiled:
 
         def undo() -> None:
             torch.set_rng_state(generator)
-            if self._undraw is not None:
-                self._undraw()
+            if self._undrawn is not None:
+                set_states(self._undrawn)
             for tensor, before in kept:
                 tensor.copy_(before)
 

@@ -157,6 +157,9 @@ class PlanCache:
         if captured.left or captured.unsettled or captured.followed.writes:
             self.warn("forward changes what the model keeps in Python")
             return
+        if any(each.slots for each in captured.counts):
+            self.warn("forward adds up what it computes")
+            return
         if any(captured.assumption.anywhere):
             self.warn("what it computes decides a branch")
             return

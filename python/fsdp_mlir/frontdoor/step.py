@@ -262,16 +262,12 @@ class Step(SavedState):
         serving = self._several_evaluators.serving(keys, current, [batch], evaluation=True)
         why = around.entered() or self._inputs.with_gaps(batch)
 
-        def agreed(serving: int) -> tuple[Any, Agreed]:
-            key = keys[first(serving)]
-            made = self._evaluators[key] if serving else None
+        def own_way(key: Any, serves: bool) -> tuple[int, str]:
+            made = self._evaluators[key] if serves else None
             ready = made and made.fits([batch]) and (len(current) == 1 or made.bind())
-            own = FOR_FSDP2 if why else READY if ready else EAGER
-            return key, self._agreed(form, own, why, serving)
+            return (FOR_FSDP2 if why else READY if ready else EAGER), why
 
-        key, answer = agreed(serving)
-        if answer.said == READY and not answer.first:
-            key, answer = agreed(answer.serving)
+        key, answer = self._agreed_on_one(form, keys, serving, own_way)
         if answer.said == READY and answer.serving:
             compiled = self._evaluators[key]
             (inputs,) = compiled.inputs([batch], evaluation=True)
@@ -325,16 +321,12 @@ class Step(SavedState):
         current = [] if any_way else self._current(keys)
         serving = self._several.serving(keys, current, microbatches)
 
-        def agreed(serving: int) -> tuple[Any, Agreed]:
-            key = keys[first(serving)]
+        def own_way(key: Any, serves: bool) -> tuple[int, str]:
             # What another plan has been bound to since is new where the step assigns it.
             is_current = key in current and (len(current) == 1 or self._cache[key].bind())
-            own, why = any_way or self._own_way(key, microbatches, is_current, bool(serving))
-            return key, self._agreed(form, own, why, serving)
+            return any_way or self._own_way(key, microbatches, is_current, serves)
 
-        key, answer = agreed(serving)
-        if answer.said == READY and not answer.first:
-            key, answer = agreed(answer.serving)
+        key, answer = self._agreed_on_one(form, keys, serving, own_way)
         if answer.said == COMPILE:  # a rank has no plan of the model as it is
             key = form
         compiled, said = self._cache.get(key), answer.said
@@ -423,6 +415,24 @@ class Step(SavedState):
         if why := self._settling.settle(key):
             self._cache[key] = None
             self._without_plan(NoPlan(why))
+
+    def _agreed_on_one(
+        self,
+        form: Any,
+        keys: Sequence[Any],
+        serving: int,
+        own_way: Callable[[Any, bool], tuple[int, str]],
+    ) -> tuple[Any, Agreed]:
+        """The key of one of the plans for a form, of which those that are `serving` serve this
+        rank's values, and what all ranks do with that. `own_way` is what this rank would do with
+        it, if there is one that serves."""
+        key = keys[first(serving)]
+        answer = self._agreed(form, *own_way(key, bool(serving)), serving)
+        if answer.said == READY and not answer.first:
+            serving = answer.serving
+            key = keys[first(serving)]
+            answer = self._agreed(form, *own_way(key, bool(serving)), serving)
+        return key, answer
 
     def _agreed(self, key: Any, own: int, why: str = "", serving: int = 1) -> Agreed:
         answer = self._calls.agreed(key, own, why, serving)

@@ -122,7 +122,9 @@ class Cones:
 
     def draws(self, name: str) -> bool:
         """Whether the step may rely on formulas over this value, which it draws."""
-        reliance = self._reliance((name,)) if self._may_rely else None
+        if self._generator is None or not self._may_rely:
+            return False
+        reliance = self._reliance((name,))
         return reliance is not None and reliance.draws
 
     def truth(self, names: Sequence[str], formula: Formula) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,43 +10,11 @@ from functools import partial
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 
 from fsdp_mlir.modules.left import EachForward
 from fsdp_mlir.support.errors import SourceMap, located
-
-
-class _Python:
-    """Python's generator; its states compare."""
-
-    name = "Python"
-
-    @staticmethod
-    def state() -> Any:
-        return random.getstate()
-
-    @staticmethod
-    def set(state: Any) -> None:
-        random.setstate(state)
-
-
-class _Numpy:
-    """numpy.random's."""
-
-    name = "NumPy"
-
-    @staticmethod
-    def state() -> Any:
-        state: Any = np.random.get_state()
-        return (state[0], tuple(state[1].tolist()), *state[2:])
-
-    @staticmethod
-    def set(state: Any) -> None:
-        np.random.set_state(state)
-
-
-_HOSTS = (_Python, _Numpy)
+from fsdp_mlir.support.generators import HOSTS, set_states, states
 
 
 @dataclass
@@ -64,22 +31,18 @@ class Drawn:
         """What brings the generators from any state to that after a step that seeds them."""
         return [
             EachForward(partial(host.set, after))
-            for host, before, after in zip(_HOSTS, self.before, self.after, strict=True)
+            for host, before, after in zip(HOSTS, self.before, self.after, strict=True)
             if before != after
         ]
 
     def varies(self, other: Drawn) -> str:
         """The generator that a step draws from as it finds it, which this recording and another
         show; empty if it draws from none, or seeds first."""
-        for index, host in enumerate(_HOSTS):
+        for index, host in enumerate(HOSTS):
             changed = any(each.before[index] != each.after[index] for each in (self, other))
             if changed and other.after[index] != self.after[index]:
                 return host.name
         return ""
-
-
-def _states() -> list[Any]:
-    return [host.state() for host in _HOSTS]
 
 
 @contextmanager
@@ -87,24 +50,23 @@ def untouched_generators() -> Iterator[Drawn]:
     """Restores the generators of Python, NumPy and torch at the end. Yields what the body does to
     Python's and NumPy's."""
     torch_state = torch.random.default_generator.get_state()
-    drawn = Drawn(_states())
+    drawn = Drawn(states())
     try:
         yield drawn
     finally:
-        drawn.after = _states()
-        for host, state in zip(_HOSTS, drawn.before, strict=True):
-            host.set(state)
+        drawn.after = states()
+        set_states(drawn.before)
         torch.random.default_generator.set_state(torch_state)
 
 
 @contextmanager
 def noted_draws() -> Iterator[Drawn]:
     """Yields what the body does to Python's and NumPy's generators."""
-    drawn = Drawn(_states())
+    drawn = Drawn(states())
     try:
         yield drawn
     finally:
-        drawn.after = _states()
+        drawn.after = states()
 
 
 @contextmanager

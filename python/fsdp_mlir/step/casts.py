@@ -4,12 +4,16 @@ names take their place, which make of a tensor, or of a number of each step, suc
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 from torch import Tensor
 
 from fsdp_mlir.support.formulas import combined, is_symbol
@@ -38,18 +42,43 @@ class _Cast(type):
 
 class _Float(metaclass=_Cast):
     kind = float
+    dtype = np.dtype(float)  # as which NumPy takes it
 
 
 class _Int(metaclass=_Cast):
     kind = int
+    dtype = np.dtype(int)
+
+
+_CASTS = {"float": _Float, "int": _Int}
+
+
+@cache
+def _compares(module: ModuleType) -> bool:
+    """Whether code of a module may tell one of these classes from another, as by `is`."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    compared = (
+        [node.left, *node.comparators] if isinstance(node, ast.Compare) else node.keys
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Compare, ast.Dict))
+    )
+    operands = (each for nodes in compared for each in nodes if each is not None)
+    return any(
+        isinstance(part, ast.Name) and part.id in _CASTS
+        for each in operands
+        for part in [each, *(each.elts if isinstance(each, (ast.Tuple, ast.List, ast.Set)) else [])]
+    )
 
 
 @contextmanager
 def casts_of_numbers(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """In the body, code of these modules has them."""
+    """In the body, code of these modules has them, but of those that compare such classes."""
     with ExitStack() as stack:
         for module in modules:
-            for name, cast in (("float", _Float), ("int", _Int)):
-                if name not in vars(module):
+            for name, cast in _CASTS.items():
+                if name not in vars(module) and not _compares(module):
                     stack.enter_context(mock.patch.object(module, name, cast, create=True))
         yield

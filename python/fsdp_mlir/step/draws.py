@@ -20,9 +20,11 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from torch import Tensor
 
 from fsdp_mlir.support.errors import CaptureError, Location, SourceMap, located, model_frame
 from fsdp_mlir.support.formulas import Symbol, is_symbol
+from fsdp_mlir.support.generators import states
 
 # That give one number of so many arguments at most; a further one is for the shape of several.
 _OF_PYTHON = {
@@ -125,27 +127,6 @@ class DrawsError(CaptureError):
         self.found, self.evaluating = found, evaluating
 
 
-def generators() -> Callable[[], None]:
-    """What puts Python's and NumPy's generators back."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-
-    def restore() -> None:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-
-    return restore
-
-
-@contextmanager
-def undone() -> Iterator[None]:
-    """Puts them back after the body."""
-    undraw = generators()
-    try:
-        yield
-    finally:
-        undraw()
-
-
 @dataclass
 class Drawing:
     """The draws of one step that is captured: those that are `known`; None if they are no numbers
@@ -169,7 +150,7 @@ class Drawing:
             return
         known = iter(self.known[evaluating])
         notes = recording and not self.known[evaluating]
-        self._found, self._alone, self._last = {}, True, _state() if notes else None
+        self._found, self._alone, self._last = {}, True, states() if notes else None
 
         def give(draw: Draw) -> Any:
             if notes:
@@ -184,15 +165,15 @@ class Drawing:
         with _patched(give, self.users):
             yield
         if notes and self._found:
-            if self._alone and _state() == self._last and len(self._found) <= _MOST:
+            if self._alone and states() == self._last and len(self._found) <= _MOST:
                 raise DrawsError(self._found, evaluating=evaluating)
         elif (missing := next(known, None)) is not None:
             raise _otherwise(missing.function)
 
     def _noted(self, draw: Draw) -> Any:
-        self._alone &= _state() == self._last
+        self._alone &= states() == self._last
         number = draw()
-        self._last = _state()
+        self._last = states()
         place = 1 + len(self._found)
         name = draw.function if place == 1 else f"{draw.function} ({place})"
         location = SourceMap().frame(model_frame())
@@ -205,11 +186,6 @@ def _plain(number: Any) -> Any:
         return number
     value = number.number
     return value if number == value else number
-
-
-def _state() -> Any:
-    kind, words, *rest = np.random.get_state()
-    return random.getstate(), kind, words.tobytes(), rest
 
 
 def _otherwise(function: str) -> CaptureError:
@@ -263,13 +239,30 @@ def _drawing(name: str, give: Callable[[Draw], Any]) -> Callable[..., Any]:
         if not is_one or "dtype" in kwargs:
             return function(*args, **kwargs)
         drawn = give(Draw("", name, own, tuple(named.items())))
-        if in_array:
-            array = np.empty(1, dtype=object)
-            array[0] = drawn
-            return array
-        return drawn
+        return _array_of(drawn) if in_array else drawn
 
     return draws
+
+
+class _OfOne(np.ndarray):  # type: ignore[type-arg]
+    """An array of one drawn number, while a step is recorded. Tensors compute with such an array in
+    its own dtype, and not with this."""
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if kwargs or any(isinstance(each, Tensor) for each in inputs):
+            raise self[0].refused()
+        plain = [np.asarray(x) if isinstance(x, np.ndarray) else x for x in inputs]
+        result = getattr(ufunc, method)(*plain)
+        is_drawn = isinstance(result, np.ndarray) and result.dtype == object
+        return result.view(_OfOne) if is_drawn else result
+
+
+def _array_of(drawn: Any) -> Any:
+    if not is_symbol(drawn):
+        return np.array([drawn])
+    array = np.empty(1, dtype=object).view(_OfOne)
+    array[0] = drawn
+    return array
 
 
 def _choosing(draw_place: Callable[..., Any]) -> Callable[..., Any]:
@@ -317,11 +310,11 @@ def _choosing_array(
 
     def choose(a: Any, *args: Any, **kwargs: Any) -> Any:
         is_count = isinstance(a, int) and a > 0
-        is_list = isinstance(a, (list, tuple)) and bool(a)
+        is_list = isinstance(a, (list, tuple)) and bool(a) and np.ndim(a) == 1
         weights = _weights(kwargs["p"], len(a)) if is_list and {*kwargs} == {"p"} else None
         if weights is not None and not args:
             return _element(np.array(a), give(Draw("", "np.random.choice", (len(a), *weights), ())))
-        if args or kwargs or not (is_count or (isinstance(a, (list, tuple)) and a)):
+        if args or kwargs or not (is_count or is_list):
             return choose_some(a, *args, **kwargs)
         if is_count:
             return draw_place(0, a)

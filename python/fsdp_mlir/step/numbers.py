@@ -19,7 +19,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from fsdp_mlir.step.draws import Draw, DrawsOfModes, undone
+from fsdp_mlir.step.draws import Draw, DrawsOfModes
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.operands import Operand
 from fsdp_mlir.support.errors import CaptureError, SourceMap, model_frame, prefixed
@@ -32,6 +32,7 @@ from fsdp_mlir.support.formulas import (
     names_in,
     value_of,
 )
+from fsdp_mlir.support.generators import undone
 
 # Of the input that the numbers come in.
 INPUT = "(numbers)"
@@ -245,13 +246,15 @@ class Taken:
         """The numbers in what the step is given."""
         return {x: batch[x] for x in self.names if x in batch or not self._is_drawn(x)}
 
-    def is_settled(self, formula: Formula, outcome: bool | None) -> bool:
-        """Whether a comparison has that outcome for all numbers that may be drawn."""
+    def _is_settled(self, formula: Formula, outcome: bool | None) -> bool:
+        """Whether a comparison has that outcome for all of these."""
         name, *terms = formula
         items = [term for term in terms if term[0] == "item"]
         numbers = [term for term in terms if term[0] == "number"]
         draws = [x for each in self.draws for x in each if items and x.name == items[0][1]]
         is_one = name in ("lt", "le", "gt", "ge") and len(items) == len(numbers) == 1
+        if not any(map(self._is_drawn, names_in(formula))):
+            return True
         if not is_one or not draws or (limits := draws[0].limits) is None:
             return False
         ends = ({draws[0].name: limit} for limit in limits)
@@ -260,6 +263,13 @@ class Taken:
     def drawn(self, *, evaluation: bool) -> dict[str, Any]:
         """Draws those of the next step, or of an evaluation."""
         return {draw.name: draw() for draw in self.draws[evaluation]}
+
+    def draws_decide(self) -> bool:
+        """Whether the step is another one for other numbers that it may draw."""
+        operands = [name for formula, _, _ in self.slots for name in names_in(formula)]
+        return any(map(self._is_drawn, operands)) or not all(
+            self._is_settled(*decided) for decided in self.course
+        )
 
     def _is_drawn(self, name: str) -> bool:
         return any(name == draw.name for draws in self.draws for draw in draws)

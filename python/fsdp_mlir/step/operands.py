@@ -89,7 +89,7 @@ def tensors_of_operands() -> Iterator[None]:
     """In the body, `torch.tensor` and the like make a tensor of a number of each step, or of some
     of them in a list."""
     with ExitStack() as stack:
-        for name in ("tensor", "as_tensor", "scalar_tensor"):
+        for name in ("tensor", "as_tensor"):
             make = _making(getattr(torch, name))
             stack.enter_context(mock.patch.object(torch, name, make))
         yield
@@ -107,14 +107,18 @@ def _making(function: Callable[..., Any]) -> Callable[..., Any]:
             raise operands[0].refused()
         is_float = any(x.kind() is float if _is_operand(x) else type(x) is float for x in items)
         dtype = kwargs.get("dtype") or (torch.get_default_dtype() if is_float else torch.int64)
-        if is_float and not dtype.is_floating_point:
+        # Other integers have a range, of which the number's own conversion makes an error.
+        if not dtype.is_floating_point and (is_float or dtype != torch.int64):
             raise operands[0].refused()
 
         def made(each: Any) -> Any:
             value = each.tensor() if _is_operand(each) else each
-            if isinstance(value, Tensor):
-                return value.to(dtype, copy=True)
-            return function(value, dtype=dtype)
+            if not isinstance(value, Tensor):
+                return function(value, dtype=dtype)
+            if not value.is_cpu:
+                raise operands[0].refused()
+            # A number becomes a float64 first.
+            return (value.double() if dtype.is_floating_point else value).to(dtype, copy=True)
 
         tensor = torch.stack([made(x) for x in items]) if items is data else made(data)
         return tensor.to(kwargs["device"]) if kwargs.get("device") is not None else tensor
