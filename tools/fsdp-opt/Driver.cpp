@@ -82,11 +82,11 @@ cl::opt<int64_t> worldSize("world-size",
                            cl::desc("Number of ranks to compile for"),
                            cl::init(1), cl::cat(category));
 
-constexpr char kExpectCapture[] = "expect-capture";
-cl::opt<bool> expectsCapture(
-    kExpectCapture,
-    cl::desc("Load LibTorch, which reads captures, before the response files "
-             "(@FILE), which may be pipes"),
+// Here for --help alone: serveRequests takes the place of the whole command.
+cl::opt<bool> servesRequests(
+    "requests",
+    cl::desc("As the only argument: run what standard input asks for, each "
+             "request ended by a zero byte, with LibTorch loaded once"),
     cl::cat(category));
 
 cl::opt<bool> showsInstructions(
@@ -473,12 +473,6 @@ void mlir::fsdp::hideLibraryOptions() {
   }
 }
 
-void mlir::fsdp::loadWhatIsExpected(ArrayRef<const char *> given) {
-  for (StringRef argument : given)
-    if (argument.ltrim('-') == kExpectCapture && argument.starts_with("-"))
-      ::fsdp::loadCaptureReader();
-}
-
 bool mlir::fsdp::showInstructions(llvm::raw_ostream &os) {
   if (showsInstructions)
     os << ::fsdp::plan::printInstructionTable();
@@ -496,6 +490,8 @@ bool mlir::fsdp::isDriverInvocation(StringRef inputFilename) {
 
 LogicalResult mlir::fsdp::checkFiles(StringRef inputFilename,
                                      StringRef outputFilename) {
+  if (servesRequests)
+    return reportError("--requests: expected no other argument");
   std::vector<::fsdp::NamedFile> inputs, outputs;
   auto add = [](std::vector<::fsdp::NamedFile> &files, StringRef name,
                 StringRef path) {

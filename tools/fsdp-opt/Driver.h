@@ -14,10 +14,6 @@ namespace mlir::fsdp {
 /// called before the options of mlir-opt and of the passes are registered.
 void hideLibraryOptions();
 
-/// Loads LibTorch if --expect-capture is among the arguments as given. To be
-/// called before response files are read. Throws CaptureError.
-void loadWhatIsExpected(llvm::ArrayRef<const char *> given);
-
 /// Prints the instructions that a plan consists of, if the options ask for it.
 bool showInstructions(llvm::raw_ostream &os);
 

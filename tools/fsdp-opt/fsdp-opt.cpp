@@ -6,6 +6,7 @@
 //===----------------------------------------------------------------------===//
 #include "../Report.h"
 #include "Driver.h"
+#include "Requests.h"
 
 #include "fsdp/Support/Outputs.h"
 #include "fsdp/Transforms/Passes.h"
@@ -114,7 +115,6 @@ static void printNoOpsByDefault() {
 static int run(int count, char **given) {
   // A limit on the size of files is an error of a write, and no death.
   std::signal(SIGXFSZ, SIG_IGN);
-  mlir::fsdp::loadWhatIsExpected({given, size_t(count)});
   // Once, as a response file may be a pipe.
   llvm::BumpPtrAllocator allocator;
   llvm::StringSaver saver(allocator);
@@ -156,12 +156,19 @@ static int runReporting(int argc, char **argv) {
   }
 }
 
-int main(int argc, char **argv) {
-  ::fsdp::reserveStandardStreams();
+static int runAndFlush(int argc, char **argv) {
   int status = runReporting(argc, argv);
   llvm::outs().flush();
   llvm::errs().flush();
   std::fflush(nullptr);
+  return status;
+}
+
+int main(int argc, char **argv) {
+  ::fsdp::reserveStandardStreams();
+  int status = mlir::fsdp::asksForRequests(argc, argv)
+                   ? mlir::fsdp::serveRequests(argv[0], runAndFlush)
+                   : runAndFlush(argc, argv);
   // The destructors of PyTorch's and LLVM's libraries take a third of a run.
   std::_Exit(status);
 }

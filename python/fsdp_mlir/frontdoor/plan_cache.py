@@ -56,7 +56,7 @@ _DAMAGED = (
 
 
 class PlanCache:
-    """A folder with a folder for each plan, which holds what Recipe.capture and Compiler.make_plan
+    """A folder with a folder for each plan, which holds what Recipe.capture and compiler.make_plan
     wrote, and entry.json. For one model and loss; warns once about plans that cannot be kept."""
 
     def __init__(self, folder: Path, model: nn.Module, loss: Any) -> None:

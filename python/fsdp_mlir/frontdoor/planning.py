@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,8 +25,7 @@ from fsdp_mlir.step.followed import Followed
 from fsdp_mlir.step.numbers import Taken
 from fsdp_mlir.step.outputs import Outputs, no_counts
 from fsdp_mlir.step.training_step import OutputsOfModes
-from fsdp_mlir.support import build
-from fsdp_mlir.support.errors import CompileError, warn
+from fsdp_mlir.support.errors import CompileError
 from fsdp_mlir.view.model_view import constant_name
 
 
@@ -135,50 +133,6 @@ def _noting_warnings() -> Iterator[list[str]]:
     for each in caught:
         texts.append(str(each.message))
         warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-
-
-# In fsdp-opt's warning that the plan does not have FSDP2's bits (InsertAccumulation.cpp).
-_OTHER_BITS = "differ by rounding"
-
-
-class Compiler:
-    """fsdp-opt, started before there is something to compile: it takes a while to load PyTorch's
-    library, and does that during a capture. Must be closed."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [build.built("bin/fsdp-opt"), "--expect-capture", "@/dev/stdin"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def make_plan(self, folder: Path, world_size: int) -> list[str]:
-        """Makes plan.json from the model.pt and policy.yaml in `folder`, once; returns fsdp-opt's
-        warnings, which are shown. CompileError if the plan has not FSDP2's bits."""
-        archive, policy, plan = (
-            # As LLVM reads arguments from a file.
-            "".join(f"\\{each}" if each in " \t\n\\'\"" else each for each in str(folder / name))
-            for name in ("model.pt", "policy.yaml", "plan.json")
-        )
-        arguments = f"{archive} --config {policy} --world-size {world_size} --emit plan -o {plan}"
-        _, errors = self.process.communicate(arguments)
-        status = self.process.returncode
-        if status != 0:
-            found = [line for line in errors.splitlines() if "error: " in line]
-            raise CompileError((found or [f"fsdp-opt ended with status {status}"])[0])
-        lines = errors.splitlines()
-        warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
-        for text in warned:
-            if _OTHER_BITS in text:
-                raise CompileError(text)
-            warn(text)
-        return warned
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 def refuse_difference(

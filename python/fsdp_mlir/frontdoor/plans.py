@@ -8,7 +8,7 @@ import sys
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from fsdp_mlir.archive.fingerprint import Fingerprint
 from fsdp_mlir.capture.capture import uncollected
-from fsdp_mlir.frontdoor import planning
+from fsdp_mlir.frontdoor import compiler, planning
 from fsdp_mlir.frontdoor.plain_model import forms, plain, whole_values
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled
 from fsdp_mlir.frontdoor.plan_cache import PlanCache, entry_names
-from fsdp_mlir.frontdoor.planning import Captured, Compiler, Recipe
+from fsdp_mlir.frontdoor.planning import Captured, Recipe
 from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.together import EXCHANGE_SECONDS, NoPlan, OptionError, as_no_plan, together
 from fsdp_mlir.frontdoor.unchanged import Unchanged, as_before
@@ -340,7 +340,8 @@ class Plans:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="fsdp-mlir-")))
         if self._rendezvous.rank == 0 and self._path is not None and not self._made:
             folder = self._path
-        compiler = stack.enter_context(closing(Compiler())) if first else None
+        if first:
+            compiler.start()
         loaded = set(sys.modules)
         on_meta = any(tensor.is_meta for tensor in self._model.parameters())
         options = {
@@ -382,8 +383,7 @@ class Plans:
         makers = [digests.index(digest) for digest in digests]
 
         def make_plan() -> None:
-            with closing(compiler or Compiler()) as own:
-                warned = own.make_plan(folder, self._meeting.world_size)
+            warned = compiler.make_plan(folder, self._meeting.world_size)
             captured.warnings.extend(warned)
             if key and self._cache is not None and first and set(makers) == {0}:
                 self._cache.add(key, folder, captured)
