@@ -9,8 +9,10 @@ Beside each large plan lies what `fsdp-opt --emit stats` says of it, `<plan>.sta
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -19,15 +21,32 @@ from pathlib import Path
 
 from gpu_cases import CASES, MODELS, ROOT, Case
 
+FOLDERS = dict.fromkeys([ROOT / "python", *(file.parent for file in MODELS.values())])
+sys.path[:0] = map(str, FOLDERS)
+
+from fsdp_mlir.capture import cli  # noqa: E402
+
 
 def execute(command: list[str | Path]) -> str:
     words = [str(word) for word in command]
-    folders = dict.fromkeys([ROOT / "python", *(file.parent for file in MODELS.values())])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    done = subprocess.run(words, env=env, capture_output=True, text=True)
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"gpu_plans: error: exit status {done.returncode} of {words[0]}: {done.stderr}")
     return done.stdout
+
+
+def captured(arguments: list[str]) -> None:
+    """`python -m fsdp_mlir.capture` in a process of its own, forked after the imports."""
+    process = multiprocessing.get_context("fork").Process(target=run_capture, args=(arguments,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(f"gpu_plans: error: exit status {process.exitcode} of a capture: {arguments}")
+
+
+def run_capture(arguments: list[str]) -> None:
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        sys.exit(cli.main(arguments))
 
 
 def capture(case: Case, directory: Path) -> tuple[Path, Path]:
@@ -45,11 +64,11 @@ def capture(case: Case, directory: Path) -> tuple[Path, Path]:
     config, archive = stem.with_suffix(".yaml"), stem.with_suffix(".pt")
     if not archive.exists():
         config.write_text(case.config)
-        command = [sys.executable, "-m", "fsdp_mlir.capture", "--meta", "--no-init"]
-        command += ["--model", f"{MODELS[case.model].stem}:{case.model}", "--kwargs", kwargs(case)]
+        command = ["--meta", "--no-init", "--model", f"{MODELS[case.model].stem}:{case.model}"]
+        command += ["--kwargs", kwargs(case), "--config", str(config), "-o", str(archive)]
         command += ["--device", "cuda", "--device-arch", case.arch] if case.arch else []
         command += ["--torch-version", case.torch] if case.torch else []
-        execute([*command, "--inputs", *case.inputs, "--config", config, "-o", archive])
+        captured([*command, "--inputs", *case.inputs])
     return config, archive
 
 

@@ -13,6 +13,7 @@ import importlib
 import itertools
 import multiprocessing
 import os
+import resource
 import runpy
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,6 +83,17 @@ def run_script(
     return [rank.status for rank in ranks], [rank.stderr for rank in ranks]
 
 
+def run_module(
+    module: str, *args: Any, folder: Path, file_bytes: int | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE` with `args` in a folder; it may write files of `file_bytes` at most."""
+    words = [str(word) for word in args]
+    call = functools.partial(_enter_module, str(folder), file_bytes)
+    (ended,) = _run(module, words, 1, timeout, together=False, enter=call)
+    assert ended.status is not None, f"still runs after {timeout} s: {module} {words}"
+    return subprocess.CompletedProcess([module, *words], ended.status, ended.stdout, ended.stderr)
+
+
 # Below those that systems give to connections: another one would take a free one of these.
 _PORTS = range(20_000, 32_000)
 _next_port = itertools.count(os.getpid() * 97)
@@ -110,16 +123,23 @@ def _environments(world: int) -> list[dict[str, str]]:
 
 
 def _run(
-    program: str, words: list[str], world: int, timeout: float, *, together: bool
+    program: str,
+    words: list[str],
+    world: int,
+    timeout: float,
+    *,
+    together: bool,
+    enter: Callable[[str], None] | None = None,
 ) -> list[Ended]:
-    """Runs a module's main(), or a script; `together`: the first that fails ends the others."""
+    """Runs a module's main(), or a script, or what `enter` makes of `program`; `together`: the
+    first that fails ends the others."""
     with _starting:  # the benchmark runs two jobs at once
         _start_server()
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as directory:
         outputs = [Path(directory) / str(rank) for rank in range(world)]
         ranks = [
-            _context.Process(target=_enter, args=(program, words, environment, output))
+            _context.Process(target=_enter, args=(program, words, environment, output, enter))
             for environment, output in zip(_environments(world), outputs, strict=True)
         ]
         for output in outputs:
@@ -169,13 +189,29 @@ def _start_server() -> None:
         forkserver.ensure_running()
 
 
-def _enter(program: str, words: list[str], environment: dict[str, str], output: Path) -> None:
+def _enter(
+    program: str,
+    words: list[str],
+    environment: dict[str, str],
+    output: Path,
+    enter: Callable[[str], None] | None,
+) -> None:
     os.environ.update(environment)
     for descriptor in (1, 2):
         os.dup2(os.open(output / str(descriptor), os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = [program, *words]
-    if program.endswith(".py"):
+    if enter is not None:
+        enter(program)
+    elif program.endswith(".py"):
         sys.path.insert(0, str(Path(program).parent))
         runpy.run_path(program, run_name="__main__")
     else:
         importlib.import_module(program).main()
+
+
+def _enter_module(folder: str, file_bytes: int | None, module: str) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    if file_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

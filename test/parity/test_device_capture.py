@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from device_models import Asking, attention
 from fsdp_mlir import CaptureError, capture
 from harness import BIN
+from ranks import run_module
 from torch import Tensor, nn
 
 H100 = {"device": "cuda", "device_arch": "sm_90"}
@@ -42,11 +42,9 @@ def captured(model: nn.Module, tmp_path: Path, **inputs: Tensor) -> Counter[str]
 
 def by_command(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: PyTorch orders attention kernels once."""
-    command = [sys.executable, "-m", "fsdp_mlir.capture", *arguments, "-o", str(path)]
     inputs = ["--inputs", "tokens=int64[2,64]<128", "targets=int64[2,64]<128"]
-    return subprocess.run(
-        [*command, *inputs], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=300
-    )
+    options = [*arguments, "-o", path, *inputs]
+    return run_module("fsdp_mlir.capture", *options, folder=Path(__file__).parent)
 
 
 def test_norm_dropout_and_their_backward(tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 torch.set_num_threads(1)
+sys.path.append(str(Path(__file__).parents[1] / "parity"))  # ranks
 
 
 @pytest.fixture(scope="module", autouse=True)

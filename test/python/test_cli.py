@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from fsdp_mlir.models.llama import llama_debug
 from fsdp_mlir.support import files, policy_schema
 from fsdp_mlir.support.errors import CaptureError
 from graphs import Captured, assert_same_step
+from ranks import run_module
 from safetensors.torch import load_file
 
 LLAMA = ["--model", "fsdp_mlir.models.llama:llama_debug"]
@@ -24,10 +23,8 @@ INPUTS = ["--inputs", "tokens=int64[2,16]<256", "targets=int64[2,16]<256"]
 
 def test_capture_command(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
-    command = [sys.executable, "-m", "fsdp_mlir.capture", *LLAMA, "--kwargs", '{"seed": 5}']
-    result = subprocess.run(
-        [*command, *INPUTS, "-o", str(path)], capture_output=True, text=True, check=False
-    )
+    options = [*LLAMA, "--kwargs", '{"seed": 5}', *INPUTS, "-o", path]
+    result = run_module("fsdp_mlir.capture", *options, folder=tmp_path)
     assert (result.returncode, result.stderr) == (0, "")
     assert f"{path}: 21 params" in result.stdout
     captured = Captured.load(path)
@@ -164,14 +161,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "b.safetensors"
-    command = [sys.executable, "-m", "fsdp_mlir.text", "-o", str(path)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)),
-    )
+    done = run_module("fsdp_mlir.text", "-o", path, folder=tmp_path, file_bytes=4096)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert f"{path}: cannot be written: " in done.stderr
     assert list(tmp_path.iterdir()) == []
@@ -252,14 +242,8 @@ def test_words_spread_over_the_vocabulary() -> None:
 )
 def test_one_line(options: list[str], message: str, tmp_path: Path) -> None:
     """Whatever fails, the command says it in one line, and writes nothing."""
-    command = [sys.executable, "-m", "fsdp_mlir.capture", *LLAMA, *options]
-    done = subprocess.run(
-        [*command, "-o", str(tmp_path / "model.pt")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
+    options = [*LLAMA, *options, "-o", str(tmp_path / "model.pt")]
+    done = run_module("fsdp_mlir.capture", *options, folder=Path(__file__).parent)
     assert (done.returncode, done.stdout) == (1, "")
     lines = done.stderr.splitlines()
     assert len(lines) == 1 and len(lines[0]) < 1000, done.stderr
