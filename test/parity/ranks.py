@@ -73,13 +73,14 @@ def run_program(
 
 
 def run_script(
-    script: Path, world: int, *, timeout: float = 200
+    script: Path, world: int, *, timeout: float = 200, awaited: int | None = None
 ) -> tuple[list[int | None], list[str]]:
-    """Runs a script that ends by os._exit in `world` ranks, of which none ends another.
+    """Runs a script that ends by os._exit in `world` ranks, of which none ends another, until the
+    first `awaited` of them have ended.
 
-    Returns their exit statuses (None after the timeout) and what each wrote to stderr.
+    Returns the exit statuses (None of those that still ran) and what each wrote to stderr.
     """
-    ranks = _run(str(script), [], world, timeout, together=False)
+    ranks = _run(str(script), [], world, timeout, together=False, awaited=awaited)
     return [rank.status for rank in ranks], [rank.stderr for rank in ranks]
 
 
@@ -129,6 +130,7 @@ def _run(
     timeout: float,
     *,
     together: bool,
+    awaited: int | None = None,
     enter: Callable[[str], None] | None = None,
 ) -> list[Ended]:
     """Runs a module's main(), or a script, or what `enter` makes of `program`; `together`: the
@@ -147,7 +149,7 @@ def _run(
         for rank in ranks:
             rank.start()
         try:
-            status = _wait(ranks, deadline, together)
+            status = _wait(ranks, deadline, together, awaited)
         finally:
             for rank in ranks:
                 rank.kill()
@@ -158,11 +160,14 @@ def _run(
         ]
 
 
-def _wait(ranks: list[Any], deadline: float, together: bool) -> list[int | None]:
-    """The exit statuses when all have ended, or one failed, or the deadline came."""
+def _wait(
+    ranks: list[Any], deadline: float, together: bool, awaited: int | None
+) -> list[int | None]:
+    """The exit statuses when the awaited have ended, or one failed, or the deadline came."""
     while True:
         status = [rank.exitcode for rank in ranks]
-        running = [rank.sentinel for rank, code in zip(ranks, status, strict=True) if code is None]
+        awaiting = zip(ranks[:awaited], status, strict=False)
+        running = [rank.sentinel for rank, code in awaiting if code is None]
         if not running or (together and any(status)):
             return status
         if not connection.wait(running, max(deadline - time.monotonic(), 0)):

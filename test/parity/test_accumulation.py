@@ -60,7 +60,7 @@ def both(captured: Capture, reference: Reference, case: Case, stem: str) -> tupl
     return run_plan(captured(case.model, case.precision), case, stem), reference(case)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("mode", MODES)

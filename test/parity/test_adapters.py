@@ -40,6 +40,7 @@ def test_transformers_trainer(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.exhaustive  # test_transformers_trainer goes through its Accelerator
 def test_accelerate(tmp_path: Path) -> None:
     lines, saved = run_both("accelerate_loop.py", tmp_path, ADAPTERS)
     losses = values(lines, r"rank \d: loss (\S+) norm")

@@ -59,6 +59,7 @@ def peak_bytes(captured: Capture, checkpoint: dict[str, Any] | None) -> tuple[Ru
     return run, max(line["peak_bytes"] for line in run.metrics)
 
 
+@pytest.mark.exhaustive
 def test_less_memory(captured: Capture) -> None:
     none, without = peak_bytes(captured, None)
     some, selective = peak_bytes(captured, {**LLAMA_LAYERS, "save": ["aten::mm"]})

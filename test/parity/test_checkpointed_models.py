@@ -23,6 +23,7 @@ MODELS = {how: text_model(how) for how in HOW}
 MODELS["gpt2"] = replace(GPT2_DROPOUT, factory="checkpoint_models:gpt2_checkpointed")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model) -> None:
     case = Case(model, ADAMW_FUSED, steps=4, seed=3)

@@ -111,7 +111,7 @@ def run(world: int, tmp_path: Path, text: str) -> tuple[list[int], list[str]]:
     [
         (1, "shm"),
         (2, "gloo"),
-        (4, "shm"),
+        pytest.param(4, "shm", marks=pytest.mark.exhaustive),
         pytest.param(2, "shm", marks=pytest.mark.exhaustive),
         pytest.param(4, "gloo", marks=pytest.mark.exhaustive),
     ],

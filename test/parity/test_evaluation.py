@@ -28,6 +28,7 @@ def evaluations(run: Run) -> list[list[float]]:
     return [line["rank_eval_losses"] for line in run.metrics if "rank_eval_losses" in line]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(
     "model", [LLAMA, GPT2_DROPOUT, RESNET18], ids=["llama", "gpt2_dropout", "resnet18"]

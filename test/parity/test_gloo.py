@@ -38,7 +38,7 @@ def products() -> Iterator[Any]:
             yield pytest.param(model, policy, marks=[] if runs else [pytest.mark.exhaustive])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("model, policy", products())
 def test_four_ranks(captured: Capture, reference: Reference, model: str, policy: str) -> None:
     case = make_case(model, policy, 4)

@@ -103,6 +103,7 @@ def test_nanogpt(tmp_path: Path) -> None:
     assert state["optimizer"]["state"]["tokens.weight"]["step"] == 12
 
 
+@pytest.mark.exhaustive  # test_adapters.py runs torchtitan's own Trainer
 def test_titan(tmp_path: Path) -> None:
     lines, saved = run_both("titan.py", tmp_path)
     steps = values(lines, r"rank 0: step (\d+) loss (\S+) grad_norm (\S+) lr (\S+)")
@@ -134,7 +135,7 @@ def test_huggingface(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variant", "reason"),
     [
-        ("loop", "torchtitan/models/moe/moe.py"),
+        pytest.param("loop", "torchtitan/models/moe/moe.py", marks=pytest.mark.exhaustive),
         pytest.param("grouped", "torchtitan/models/moe/kernels.py", marks=pytest.mark.exhaustive),
         ("tensors", None),
     ],

@@ -41,6 +41,7 @@ def test_trivial_sizes(captured: Capture, reference: Reference, size: str) -> No
     assert_equal_bits(train_plan(captured(LLAMA), plan, case), reference(case))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", [LLAMA, GPT2, OWN], ids=["llama", "gpt2", "own_parameters"])
 def test_groups_of_two(captured: Capture, reference: Reference, model: Model) -> None:
     """Four ranks, of which two neighbours keep a layer between them: FSDP2's bits, and ours
@@ -67,6 +68,7 @@ def test_groups_in_replicas(captured: Capture, reference: Reference) -> None:
 ACCUMULATION = {"gradient_accumulation_steps": 3, "reshard_after_backward": False}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reduce_each", [True, False])
 @pytest.mark.parametrize("reshard", ["default", "false"])
 @pytest.mark.parametrize("model", [LLAMA, GPT2], ids=["llama", "gpt2"])

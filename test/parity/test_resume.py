@@ -40,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_resumed_runs(name: str, tmp_path: Path) -> None:
     path = tmp_path / "case.json"

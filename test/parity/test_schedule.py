@@ -145,6 +145,7 @@ def assert_same(ours: Run, other: Run) -> None:
         assert torch.equal(weight, other.weights[name]), name
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("number", range(CASES))
 def test_schedules_keep_every_bit(captured: Callable[[Model], Captured], number: int) -> None:
     training, schedules = DRAWN[number]

@@ -34,6 +34,7 @@ UNITS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
 def test_units(captured: Capture, reference: Reference, units: list[dict]) -> None:
     model = replace(LLAMA, units=units)
@@ -85,6 +86,7 @@ def test_unused_parameters(captured: Capture, reference: Reference, units: str) 
     assert_equal_bits(ours, reference(case))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", [ADAMW_FUSED, SGD], ids=["adamw_fused", "sgd"])
 def test_mutated_buffers(captured: Capture, reference: Reference, optimizer: dict) -> None:
     """BatchNorm's running statistics are each rank's own; those of rank 0 are saved."""

@@ -27,6 +27,7 @@ class Net(torch.nn.Linear):
 def none_runs() -> Iterator[None]:
     compiler._close()
     yield
+    compiler._close()
 
 
 @pytest.fixture(scope="module")

@@ -139,7 +139,7 @@ def test_a_call_that_a_class_gets_later() -> None:
 
 def test_a_long_chain_of_objects() -> None:
     first = Node(2.0)
-    for _ in range(2000):
+    for _ in range(1100):
         first = Node(1.0, first)
     model = fsdp_mlir.fully_shard(Holding(first, lambda held: held.gain))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
