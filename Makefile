@@ -4,7 +4,9 @@ JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
 # A file's tests share captures and reference runs, so one worker runs a file, in the order
 # of test/conftest.py.
-PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+PYTEST = $(PYTHON) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 \
+	$(PYTEST_FLAGS)
+STAGE = @printf '== %s: %s\n' "$$(date +%T)"
 CTEST := ctest -j $(JOBS) --output-on-failure --no-tests=error --test-dir
 CXX_SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.h' '*.cpp')
 
@@ -30,27 +32,27 @@ build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 	@scripts/build.sh asan $(JOBS)
 
 build-tsan: setup ## the same with the system's compiler, under ThreadSanitizer (build-tsan/)
-	@scripts/build.sh tsan $(JOBS)
+	@scripts/build.sh tsan $(JOBS) RuntimeTests
 
 test: check-format check-docs test-compiler test-asan test-tsan ## everything that CI runs
-	@echo "== test/python, test/parity, test/faults, test/zoo"
+	$(STAGE) "test/python, test/parity, test/faults, test/zoo"
 	@$(PYTEST) test/python test/parity test/faults test/zoo
 
 test-all: PYTEST_FLAGS := --exhaustive
 test-all: test test-unit test-runtime test-headers test-kernels test-zoo ## the same, and what is exhaustive
 
 test-compiler: build ## lit, and GoogleTest of what the sanitizers do not run
-	@echo "== lit"
+	$(STAGE) "lit"
 	@ninja -C build check-fsdp-lit
-	@echo "== GoogleTest"
+	$(STAGE) "GoogleTest"
 	@$(CTEST) build -LE runtime
 
 test-unit: build ## GoogleTest, all of it, on the full build
-	@echo "== GoogleTest, all"
+	$(STAGE) "GoogleTest, all"
 	@ninja -C build check-fsdp-unit
 
 test-runtime: build build-runtime ## GoogleTest and bits of the runtime built without MLIR
-	@echo "== GoogleTest, runtime alone"
+	$(STAGE) "GoogleTest, runtime alone"
 	@$(CTEST) build-runtime
 	@$(PYTEST) --exhaustive test/parity/test_system_compiler.py
 
@@ -58,11 +60,11 @@ test-headers: setup ## the runtime without precompiled headers: each source incl
 	@scripts/build.sh headers $(JOBS) fsdp-run fsdp-checkpoint FSDPPython
 
 test-asan: build-asan ## GoogleTest under the sanitizers
-	@echo "== GoogleTest, sanitizers"
+	$(STAGE) "GoogleTest, sanitizers"
 	@$(CTEST) build-asan
 
 test-tsan: build-tsan ## plans on a thread a stream, under ThreadSanitizer
-	@echo "== GoogleTest, ThreadSanitizer"
+	$(STAGE) "GoogleTest, ThreadSanitizer"
 	@$(CTEST) build-tsan
 
 test-python: setup ## Python tests (capture, models)
@@ -87,12 +89,12 @@ docs: build ## regenerate the documentation that is made from sources
 	@$(PYTHON) scripts/docs.py
 
 check-docs: build ## fail if generated documentation is stale
-	@echo "== documentation"
+	$(STAGE) "documentation"
 	@$(PYTHON) scripts/docs.py --check
 	@$(PYTHON) scripts/rooms.py
 
 check-format: setup ## ruff, clang-format
-	@echo "== format"
+	$(STAGE) "format"
 	@$(PYTHON) -m ruff format --check --quiet .
 	@$(PYTHON) -m ruff check --quiet .
 	@clang-format-22 --dry-run -Werror $(CXX_SOURCES)

@@ -19,5 +19,5 @@ if [ ! -f "$dir/build.ninja" ]; then
     exit 1
   fi
 fi
-printf 'build: %s/\n' "$dir"
+printf 'build: %s/: %s\n' "$dir" "$(date +%T)"
 ninja -C "$dir" -j "$jobs" --quiet "$@"

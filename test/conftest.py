@@ -14,8 +14,11 @@ import pytest
 # Of few tests; of the others those with the most take the longest.
 LONG = (
     "test_adapters.py",
+    "test_complex.py",
     "test_cpu_capability.py",
     "test_gpu_plans.py",
+    "test_loops.py",
+    "test_reached.py",
     "test_strides.py",
     "test_zoo.py",
 )

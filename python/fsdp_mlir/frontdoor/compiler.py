@@ -32,6 +32,8 @@ class _Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        # Lest it stays as a zombie when it has waited for long enough.
+        threading.Thread(target=self._process.wait, name="fsdp-opt", daemon=True).start()
 
     def answer(self, request: str) -> tuple[int, str]:
         """The status of a run with these arguments, and what it wrote to stderr. EOFError or

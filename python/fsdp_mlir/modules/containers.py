@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+import enum
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from operator import is_
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from fsdp_mlir.modules.place import ABSENT, SCALARS, built_in
+from fsdp_mlir.modules.place import ABSENT, CONTAINERS, SCALARS, built_in
 
 _LONG = 1000  # items of a table
 
@@ -102,3 +103,15 @@ def digest_of(content: Any) -> str:
 
 def digest(data: bytes) -> str:
     return xxhash.xxh3_64_hexdigest(data)
+
+
+def names_itself(key: Any) -> bool:
+    """Whether the text of a key tells it from others."""
+    if type(key) is tuple:
+        return all(map(names_itself, key))
+    return type(key) in SCALARS or isinstance(key, (enum.Enum, type))
+
+
+def is_plain(container: Any) -> bool:
+    """Whether it is all that it holds."""
+    return type(container) in CONTAINERS or type(container) is Counter

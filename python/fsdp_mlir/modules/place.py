@@ -268,3 +268,12 @@ def methods_of(owner: type) -> Iterator[FunctionType]:
     for base in owner.__mro__:
         if not is_library(base):
             yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
+
+
+def is_costly(value: Any) -> bool:
+    """To be compared by its data in each step."""
+    if isinstance(value, BUFFERS):
+        return size_of(value) > 1 << 20
+    return isinstance(value, GENERATORS) or (
+        isinstance(value, np.ndarray) and value.nbytes > 1 << 20
+    )

@@ -7,7 +7,6 @@ import io
 import logging
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,9 +26,11 @@ from fsdp_mlir.modules.containers import (
     digest_of,
     has_same_objects,
     is_other_order,
+    is_plain,
     is_table,
     item_at,
     items,
+    names_itself,
 )
 from fsdp_mlir.modules.left import (
     MAX_DEPTH,
@@ -51,16 +52,15 @@ from fsdp_mlir.modules.outside import Kept, kept
 from fsdp_mlir.modules.place import (
     ABSENT,
     BUFFERS,
-    CONTAINERS,
     GENERATORS,
     SCALARS,
     Place,
     built_in,
     bytes_of,
     has_own_attributes,
+    is_costly,
     is_same,
     opened,
-    size_of,
     slot_names,
 )
 from fsdp_mlir.modules.untaken import guarded
@@ -436,7 +436,7 @@ class PythonState:
             return
         value = opened(value)
         kind = built_in(type(value))
-        if self._most is not None and _is_costly(value):
+        if self._most is not None and is_costly(value):
             self._identify(path, "object", value)
         elif isinstance(value, SCALARS):
             self._add_scalar(path, value, depth)
@@ -494,7 +494,7 @@ class PythonState:
             self.leaves[path] = ("type", type(value))
             if kind is not None:
                 self._add_items(path, value, kind, depth)
-            if kind is None or not _is_plain(value):
+            if kind is None or not is_plain(value):
                 self._add_attributes(path, value, depth)
 
     def _keep(self, owner: Any) -> None:
@@ -524,7 +524,7 @@ class PythonState:
         elif issubclass(kind, dict):
             names = self.orders[path] = []
             for index, (key, member) in enumerate(kind.items(value)):
-                name = f"[{key!r}]" if _names_itself(key) else f"[#{index}]"
+                name = f"[{key!r}]" if names_itself(key) else f"[#{index}]"
                 names.append(name)
                 if type(key) not in SCALARS:
                     self._add(f"{path}.keys()[{index}]", key, depth + 1)
@@ -594,29 +594,8 @@ def _closed(memo: Any) -> CaptureError:
     )
 
 
-def _names_itself(key: Any) -> bool:
-    """Whether the text of a key tells it from others."""
-    if type(key) is tuple:
-        return all(map(_names_itself, key))
-    return type(key) in SCALARS or isinstance(key, (enum.Enum, type))
-
-
-def _is_plain(container: Any) -> bool:
-    """Whether it is all that it holds."""
-    return type(container) in CONTAINERS or type(container) is Counter
-
-
 def _is_read(file: io.IOBase) -> bool:
     return in_place.position(file) is not ABSENT
-
-
-def _is_costly(value: Any) -> bool:
-    """To be compared by its data in each step."""
-    if isinstance(value, BUFFERS):
-        return size_of(value) > 1 << 20
-    return isinstance(value, GENERATORS) or (
-        isinstance(value, np.ndarray) and value.nbytes > 1 << 20
-    )
 
 
 def _has_memory_of(tensor: Tensor, data: Tensor) -> bool:
