@@ -58,6 +58,7 @@ def test_reshard_after_forward(captured: Capture, reference: Reference, reshard:
     assert_equal_bits(ours, reference(case))
 
 
+@pytest.mark.exhaustive  # test_gloo.py has two hosts
 def test_replicas_on_nodes(captured: Capture, reference: Reference) -> None:
     """Each replica is started by a torchrun of its own, as on a host of its own."""
     case = Case(LLAMA, SGD, world=4, steps=5, training={"mesh": {"replicate": 2, "shard": 2}})

@@ -56,6 +56,7 @@ def test_groups_of_two(captured: Capture, reference: Reference, model: Model) ->
     assert_equal_bits(ours, run_plan(captured(model), replace(case, reshard="true"), "whole_axis"))
 
 
+@pytest.mark.exhaustive  # of groups and replicas
 def test_groups_in_replicas(captured: Capture, reference: Reference) -> None:
     """Eight ranks: groups of two within replicas of four."""
     training = {"mesh": {"replicate": 2, "shard": 4}}

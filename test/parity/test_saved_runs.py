@@ -245,6 +245,7 @@ def test_each_way_to_start(captured: Capture, ways: tuple[str, int], tmp_path: P
     assert runs.result() == want
 
 
+@pytest.mark.exhaustive  # test_limits.py has a restart under torchrun
 def test_torchrun_restarts(captured: Capture, tmp_path: Path) -> None:
     """A restart goes on by itself, here to the next death: rank 1's in the save of step 4."""
     runs = Runs(captured(GPT2_DROPOUT), CASES["dropout"], tmp_path)
