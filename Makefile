@@ -34,12 +34,12 @@ build-asan: setup ## the runtime under AddressSanitizer and UBSan (build-asan/)
 build-tsan: setup ## the same with the system's compiler, under ThreadSanitizer (build-tsan/)
 	@scripts/build.sh tsan $(JOBS) RuntimeTests
 
-test: check-format check-docs test-compiler test-asan test-tsan ## everything that CI runs
+test: check-format check-docs test-compiler test-asan ## everything that CI runs
 	$(STAGE) "test/python, test/parity, test/faults, test/zoo"
 	@$(PYTEST) test/python test/parity test/faults test/zoo
 
 test-all: PYTEST_FLAGS := --exhaustive
-test-all: test test-unit test-runtime test-headers test-kernels test-zoo ## the same, and what is exhaustive
+test-all: test-tsan test test-unit test-runtime test-headers test-kernels test-zoo ## the same, and what is exhaustive
 
 test-compiler: build ## lit, and GoogleTest of what the sanitizers do not run
 	$(STAGE) "lit"

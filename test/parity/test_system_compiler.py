@@ -9,8 +9,9 @@ import pytest
 from harness import ADAMW_FUSED, GPT2, LLAMA, SGD, Captured, Case, Model, compile_plan, train_plan
 from test_parity import assert_equal_bits
 
-# Under ThreadSanitizer, and as it is released (make test-runtime).
-BUILDS = ["build-tsan", pytest.param("build-runtime", marks=pytest.mark.exhaustive)]
+# Under ThreadSanitizer (make build-tsan), and as it is released (make build-runtime).
+pytestmark = pytest.mark.exhaustive
+BUILDS = ["build-tsan", "build-runtime"]
 
 BF16 = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
 CASES = {
