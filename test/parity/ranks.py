@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,11 +85,17 @@ def run_script(
 
 
 def run_module(
-    module: str, *args: Any, folder: Path, file_bytes: int | None = None, timeout: float = 300
+    module: str,
+    *args: Any,
+    folder: Path,
+    variables: Mapping[str, str] | None = None,
+    file_bytes: int | None = None,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m MODULE` with `args` in a folder; it may write files of `file_bytes` at most."""
+    """`python -m MODULE` with `args` in a folder and with these variables of the environment; it
+    may write files of `file_bytes` at most."""
     words = [str(word) for word in args]
-    call = functools.partial(_enter_module, str(folder), file_bytes)
+    call = functools.partial(_enter_module, str(folder), dict(variables or {}), file_bytes)
     (ended,) = _run(module, words, 1, timeout, together=False, enter=call)
     assert ended.status is not None, f"still runs after {timeout} s: {module} {words}"
     return subprocess.CompletedProcess([module, *words], ended.status, ended.stdout, ended.stderr)
@@ -214,7 +220,10 @@ def _enter(
         importlib.import_module(program).main()
 
 
-def _enter_module(folder: str, file_bytes: int | None, module: str) -> None:
+def _enter_module(
+    folder: str, variables: dict[str, str], file_bytes: int | None, module: str
+) -> None:
+    os.environ.update(variables)
     os.chdir(folder)
     sys.path.insert(0, folder)
     if file_bytes is not None:

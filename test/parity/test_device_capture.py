@@ -40,11 +40,14 @@ def captured(model: nn.Module, tmp_path: Path, **inputs: Tensor) -> Counter[str]
     return calls(path)
 
 
-def by_command(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def by_command(
+    path: Path, *arguments: str, variables: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """In a process of its own: PyTorch orders attention kernels once."""
     inputs = ["--inputs", "tokens=int64[2,64]<128", "targets=int64[2,64]<128"]
     options = [*arguments, "-o", path, *inputs]
-    return run_module("fsdp_mlir.capture", *options, folder=Path(__file__).parent)
+    folder = Path(__file__).parent
+    return run_module("fsdp_mlir.capture", *options, folder=folder, variables=variables)
 
 
 def test_norm_dropout_and_their_backward(tmp_path: Path) -> None:
@@ -346,10 +349,10 @@ def test_another_gpu_is_another_process(tmp_path: Path) -> None:
         )
 
 
-def test_without_what_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FSDP_MLIR_BUILD", str(tmp_path))
+def test_without_what_is_built(tmp_path: Path) -> None:
     arguments = ["--model", "device_models:attention", "--device", "cuda", "--device-arch", "sm_90"]
-    done = by_command(tmp_path / "model.pt", *arguments)
+    elsewhere = {"FSDP_MLIR_BUILD": str(tmp_path)}
+    done = by_command(tmp_path / "model.pt", *arguments, variables=elsewhere)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert "_fake_cuda.so" in done.stderr and "run make build" in done.stderr
 
