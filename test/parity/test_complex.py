@@ -109,7 +109,7 @@ def run(world: int, tmp_path: Path, text: str) -> tuple[list[int], list[str]]:
 @pytest.mark.parametrize(
     ("world", "comm"),
     [
-        (1, "shm"),
+        pytest.param(1, "shm", marks=pytest.mark.exhaustive),
         (2, "gloo"),
         pytest.param(4, "shm", marks=pytest.mark.exhaustive),
         pytest.param(2, "shm", marks=pytest.mark.exhaustive),

@@ -260,6 +260,7 @@ def test_the_examples(world: int, tmp_path: Path) -> None:
     assert min(losses) < max(losses) - 0.5
 
 
+@pytest.mark.exhaustive  # test_gloo.py has two hosts
 def test_two_hosts(tmp_path: Path) -> None:
     """Two launchers that see no processes of each other, as on two hosts, with two ranks each."""
     apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]

@@ -42,7 +42,7 @@ def halves() -> list[Any]:
         for each in (True, False)
     ]
     return [
-        pytest.param(parts[0], id="each_once"),
+        pytest.param(parts[0], id="each_once", marks=pytest.mark.exhaustive),
         pytest.param(parts[1], id="others", marks=pytest.mark.exhaustive),
     ]
 

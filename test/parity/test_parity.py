@@ -100,6 +100,7 @@ def test_uneven_shards(captured: Capture, reference: Reference, model: Model, wo
     assert_equal_bits(ours, reference(case))
 
 
+@pytest.mark.exhaustive  # for its time
 def test_29_million_parameters(captured: Capture, reference: Reference) -> None:
     case = Case(LLAMA_29M, ADAMW_FUSED, steps=4)
     assert_equal_bits(run_plan(captured(LLAMA_29M), case, "plan"), reference(case))

@@ -34,7 +34,7 @@ UNITS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("units", UNITS.values(), ids=UNITS)
 def test_units(captured: Capture, reference: Reference, units: list[dict]) -> None:
     model = replace(LLAMA, units=units)
