@@ -107,7 +107,8 @@ def row(text: str, name: str) -> float:
     return float(found[1]) * MIB
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.exhaustive  # for its time
 def test_less_memory_as_predicted(captured: Capture, world: int) -> None:
     """The device's peak falls, and is what --emit stats says."""
     case = Case(LLAMA_29M, ADAMW_FUSED, world=world, steps=3)

@@ -99,6 +99,7 @@ def in_order(value: Any) -> Any:
     return {key: in_order(value[key]) for key in sorted(value)}
 
 
+@pytest.mark.exhaustive  # for its time
 def test_torchtitan(tmp_path: Path) -> None:
     lines, saved = run_both("titan_trainer.py", tmp_path, ADAPTERS)
     losses = values(lines, r"rank \d: step (\d) loss (\S+) lr (\S+)")

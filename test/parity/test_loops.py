@@ -90,6 +90,7 @@ def read_dcp(path: Path) -> Any:
     return torch.load(file)
 
 
+@pytest.mark.exhaustive  # for its time
 def test_nanogpt(tmp_path: Path) -> None:
     lines, saved = run_both("nanogpt.py", tmp_path)
     steps = values(lines, r"rank 0: iteration (\d+) loss (\S+) norm (\S+) lr (\S+)")
@@ -103,7 +104,7 @@ def test_nanogpt(tmp_path: Path) -> None:
     assert state["optimizer"]["state"]["tokens.weight"]["step"] == 12
 
 
-@pytest.mark.exhaustive  # test_adapters.py runs torchtitan's own Trainer
+@pytest.mark.exhaustive  # for its time
 def test_titan(tmp_path: Path) -> None:
     lines, saved = run_both("titan.py", tmp_path)
     steps = values(lines, r"rank 0: step (\d+) loss (\S+) grad_norm (\S+) lr (\S+)")

@@ -79,6 +79,7 @@ def test_one_rank(captured: Capture, reference: Reference, policy: str) -> None:
     assert_equal_bits(*both(captured, reference, case, "world1"))
 
 
+@pytest.mark.exhaustive  # for its time
 def test_policies_differ(captured: Capture) -> None:
     """Equal numbers under different policies would mean that no cast is made."""
     runs = [
