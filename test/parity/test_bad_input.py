@@ -234,23 +234,25 @@ def test_data_is_no_safetensors(llama: Captured, plan: Path, tmp_path: Path) -> 
 # --- fsdp-run: what it writes
 
 
+@pytest.mark.one_in(5)  # each option with one, and each kind of input
+@pytest.mark.parametrize("name", ["plan.json", "hard.json", "--data", "w.safetensors"])
 @pytest.mark.parametrize("option", ["--metrics", "--save-weights", "--profile", "--trace"])
-def test_outputs_that_are_inputs(llama: Captured, plan: Path, tmp_path: Path, option: str) -> None:
+def test_outputs_that_are_inputs(
+    llama: Captured, plan: Path, tmp_path: Path, option: str, name: str
+) -> None:
     own, weights = tmp_path / "plan.json", tmp_path / "w.safetensors"
     own.write_bytes(plan.read_bytes())
     weights.write_bytes(llama.weights.read_bytes())
     (tmp_path / "hard.json").hardlink_to(own)
-    names = {own: "the plan", tmp_path / "hard.json": "the plan", llama.data: "--data"}
-    if option != "--metrics":  # which has every kind of input
-        names = {}
-    for path, name in (names | {weights: "--weights"}).items():
-        before = path.read_bytes()
-        command = [*with_data(own, llama.data, steps=5), "--weights", weights, option, path]
-        for more in ([], ["--dry-run"]):
-            expected = f"error: {option} and {name}: expected two files, got one: {path}"
-            done = execute([*command, *more], timeout=LIMIT_S, check=False)
-            assert (done.returncode, done.stderr) == (2, f"fsdp-run: {expected}\n")
-        assert path.read_bytes() == before
+    path = llama.data if name == "--data" else tmp_path / name
+    role = {"--data": "--data", "w.safetensors": "--weights"}.get(name, "the plan")
+    before = path.read_bytes()
+    command = [*with_data(own, llama.data, steps=5), "--weights", weights, option, path]
+    for more in ([], ["--dry-run"]):
+        expected = f"error: {option} and {role}: expected two files, got one: {path}"
+        done = execute([*command, *more], timeout=LIMIT_S, check=False)
+        assert (done.returncode, done.stderr) == (2, f"fsdp-run: {expected}\n")
+    assert path.read_bytes() == before
 
 
 def test_the_plans_weights_as_output(llama: Captured, plan: Path) -> None:

@@ -121,7 +121,6 @@ def test_spectral_layers(world: int, comm: str, tmp_path: Path) -> None:
     assert statuses == [0] * world, errors
 
 
-@pytest.mark.exhaustive  # for its time
 def test_over_three_ranks_there_is_no_plan(tmp_path: Path) -> None:
     """PyTorch rounds the quotient of a complex number by its place in FSDP2's flat tensor."""
     script = SCRIPT.replace("COMM", "None")

@@ -42,11 +42,12 @@ def halves() -> list[Any]:
         for each in (True, False)
     ]
     return [
-        pytest.param(parts[0], id="each_once", marks=pytest.mark.exhaustive),
-        pytest.param(parts[1], id="others", marks=pytest.mark.exhaustive),
+        pytest.param(parts[0], id="each_once"),
+        pytest.param(parts[1], id="others"),
     ]
 
 
+@pytest.mark.exhaustive  # for its time
 @pytest.mark.parametrize("on_cpu", halves())
 def test_parity_on_cpu_ranks(on_cpu: list[Case], tmp_path: Path) -> None:
     """The script itself, with Gloo in the place of NCCL."""

@@ -17,7 +17,6 @@ from types import MethodType, SimpleNamespace
 from typing import Any
 
 import fsdp_mlir
-import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -553,7 +552,6 @@ def main() -> None:
     os._exit(0)  # Gloo's threads now and then abort at the end
 
 
-@pytest.mark.exhaustive  # for its time
 def test_a_change_outside_the_model(tmp_path: Path) -> None:
     """All programs run in one job."""
     run_ranks("test_reached", [tmp_path / "found"], 2)

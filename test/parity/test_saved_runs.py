@@ -228,7 +228,6 @@ def test_copies_beside_the_next_step(captured: Capture, name: str, tmp_path: Pat
         assert saved[0] == saved[1] == saved[2], step
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("ways", [("shm", 0), ("gloo", 0), ("shm", 1), ("gloo", 2)])
 @pytest.mark.exhaustive  # for its time
 def test_each_way_to_start(captured: Capture, ways: tuple[str, int], tmp_path: Path) -> None:

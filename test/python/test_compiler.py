@@ -12,6 +12,7 @@ import fsdp_mlir
 import pytest
 import torch
 from fsdp_mlir.frontdoor import compiler
+from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import CompileError
 
 
@@ -65,6 +66,15 @@ def test_plans_of_one_process(captured: Path) -> None:
     assert process() == first
 
 
+def test_a_folder_by_a_relative_path(captured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may change its own folder while the program waits."""
+    first, plan = process(), captured / "plan.json"
+    plan.unlink(missing_ok=True)
+    monkeypatch.chdir(captured.parent)
+    compiler.make_plan(Path(captured.name), 2)
+    assert plan.exists() and process() == first
+
+
 def test_it_ended_meanwhile(captured: Path) -> None:
     first = process()
     os.kill(first, signal.SIGKILL)
@@ -77,8 +87,10 @@ def test_it_ended_meanwhile(captured: Path) -> None:
 
 
 def test_it_always_ends(captured: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    broken = tmp_path / "bin" / "fsdp-opt"
-    broken.parent.mkdir()
+    broken, reader = (tmp_path / name for name in build.COMPILER)
+    for path in (broken, reader):
+        path.parent.mkdir()
+        path.touch()
     broken.write_text("#!/bin/sh\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setenv("FSDP_MLIR_BUILD", str(tmp_path))

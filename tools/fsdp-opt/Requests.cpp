@@ -1,6 +1,6 @@
 //===- Requests.cpp - one fsdp-opt for many runs --------------------------===//
 //
-// To load LibTorch takes ten times as long as to compile a small step.
+// To load LibTorch takes five times as long as to compile a small step.
 //
 //===----------------------------------------------------------------------===//
 #include "Requests.h"

@@ -25,7 +25,7 @@ class _Program:
     """A running `fsdp-opt --requests`."""
 
     def __init__(self, path: Path) -> None:
-        self.version = _version(path)
+        self.version = _version()
         self._process = subprocess.Popen(
             [path, "--requests"],
             stdin=subprocess.PIPE,
@@ -68,9 +68,9 @@ class _Program:
         self._process.returncode = 0
 
 
-def _version(path: Path) -> tuple[Path, int, int]:
-    found = path.stat()
-    return path, found.st_ino, found.st_mtime_ns
+def _version() -> list[tuple[Path, int, int]]:
+    paths = [build.built(name) for name in build.COMPILER]
+    return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in paths]
 
 
 _lock = threading.Lock()
@@ -86,6 +86,7 @@ def start() -> None:
 def make_plan(folder: Path, world_size: int) -> list[str]:
     """Makes plan.json from the model.pt and policy.yaml in `folder`; returns fsdp-opt's warnings,
     which are shown. CompileError if the plan has not FSDP2's bits."""
+    folder = folder.absolute()  # the program's own folder is where it was started
     archive, policy, plan = (
         # As LLVM reads arguments from a file.
         "".join(f"\\{each}" if each in " \t\n\\'\"" else each for each in str(folder / name))
@@ -123,7 +124,7 @@ def _answer(arguments: str) -> tuple[int, str]:
 def _program() -> _Program:
     global _running
     path = build.built("bin/fsdp-opt")
-    if _running is not None and _running.version != _version(path):
+    if _running is not None and _running.version != _version():
         _close()
     if _running is None:
         _running = _Program(path)

@@ -76,8 +76,7 @@ class PlanCache:
             self.warn(str(error))
             return ""
         tools = []
-        # fsdp-opt is linked anew with every change but those of what it loads.
-        for name in ("bin/fsdp-opt", "lib/libFSDPCaptureReader.so", "python/_runtime.so"):
+        for name in (*build.COMPILER, "python/_runtime.so"):
             status = build.built(name).stat()
             tools.append(f"{status.st_size} {status.st_mtime_ns}")
         text = "\n".join([code, policy, str(world_size), *tools])

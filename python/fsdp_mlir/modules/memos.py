@@ -9,6 +9,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from fsdp_mlir.modules.place import ABSENT
+from fsdp_mlir.support.errors import CaptureError
 
 Memo = _lru_cache_wrapper
 
@@ -104,3 +105,10 @@ def _arguments(key: Any, mark: object, is_typed: bool) -> tuple[tuple[Any, ...],
     if is_typed:  # two items for each keyword, and one type for each argument
         named = named[: (len(named) - count) // 3 * 2]
     return key[:count], dict(zip(named[::2], named[1::2], strict=True))
+
+
+def refused(memo: Memo[Any]) -> CaptureError:
+    return CaptureError(
+        f"'{named(memo)}' keeps what it returned, which a capture cannot put back: expected "
+        "functools.lru_cache of a function of Python"
+    )

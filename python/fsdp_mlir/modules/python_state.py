@@ -64,7 +64,6 @@ from fsdp_mlir.modules.place import (
     slot_names,
 )
 from fsdp_mlir.modules.untaken import guarded
-from fsdp_mlir.support.errors import CaptureError
 
 _MAX_NESTED = 64  # of containers
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
@@ -205,7 +204,7 @@ class PythonState:
         outside of the model, fails with a CaptureError."""
         for memo, info in self._closed:
             if info.currsize:
-                raise _closed(memo)
+                raise memos.refused(memo)
         lent: list[tuple[Callable[[Any], None], Callable[[], Any], Any, Any]] = []
 
         def lend(name: Any, value: Any, put: Any, get: Any) -> None:
@@ -302,7 +301,7 @@ class PythonState:
                 found.append(partial(in_place.put, owner, copy))
         for memo, info in after._closed:
             if self._closed.count((memo, info)) == 0:
-                raise _closed(memo)
+                raise memos.refused(memo)
         results = dict(self._memos)
         for memo, now in after._memos:
             for key, new in changed(results.get(memo, now), now):
@@ -585,13 +584,6 @@ def shown(path: str) -> str:
 def _has_attributes(value: Any) -> bool:
     """Whether it is a tensor with attributes that code has set."""
     return type(value) is Tensor and bool(vars(value))
-
-
-def _closed(memo: Any) -> CaptureError:
-    return CaptureError(
-        f"'{memos.named(memo)}' keeps what it returned, which a capture cannot put back: expected "
-        "functools.lru_cache of a function of Python"
-    )
 
 
 def _is_read(file: io.IOBase) -> bool:

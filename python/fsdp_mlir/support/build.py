@@ -18,6 +18,9 @@ from fsdp_mlir.support.errors import CompileError
 
 _MODULE = "fsdp_mlir._runtime"
 
+# fsdp-opt is linked anew with every change but those of what it loads.
+COMPILER = ("bin/fsdp-opt", "lib/libFSDPCaptureReader.so")
+
 
 def built(name: str) -> Path:
     """The path of a file in the build folder; CompileError if it is not there."""
