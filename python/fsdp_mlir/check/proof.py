@@ -95,6 +95,7 @@ def check(recorded: Recorded) -> Checked:
     begun = view.asked.outputs is not None and (
         view.step.followed.begins
         or any(path not in before.tensors() for path in first.made_since(before))
+        or not first.numbers().keys() <= before.leaves.keys()
     )
     kept = view.step.left if not cached else None
     if kept is not None and kept.paths:

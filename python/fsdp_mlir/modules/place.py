@@ -238,7 +238,7 @@ def slot_names(owner: type) -> tuple[str, ...]:
         name
         for base in owner.__mro__
         for name, member in vars(base).items()
-        if isinstance(member, MemberDescriptorType)
+        if isinstance(member, MemberDescriptorType) and name != "__dict__"  # as SimpleNamespace's
     ]
     return tuple(found)
 

@@ -241,6 +241,7 @@ class Item(Operand, Calculated):
                 errors += value.errors
                 of = of or value.of
             elif type(value) is Number:
+                value.check()
                 terms.append(value.formula)
                 of = value.of
             elif type(value) in (int, float, bool):

@@ -4,13 +4,14 @@ While a step is recorded, a `Number` stands for each of them. An operator that h
 with a tensor without dimensions takes that, of an input of the step; arithmetic is done before each
 step, in Python. A comparison has the outcome that it has for the numbers of the recording, and the
 step is for numbers of the same outcome. Whatever else code does with a Number, such as taking it
-for a size, is a CaptureError: then the number itself is a part of the step.
+for a size, is a CaptureError: then the number itself is a part of the step. One that forward leaves
+in Python is calculated again after each step (modules/left.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from fsdp_mlir.modules.left import Calculated
 from fsdp_mlir.step.draws import Draw, DrawsOfModes
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.operands import Operand
@@ -50,15 +52,17 @@ class Refused(CaptureError):
         self.names = names
 
 
-class Number(Operand):
-    """A number of each step: `formula` over the numbers that the step is given."""
+class Number(Operand, Calculated):
+    """A number of each step: `formula` over the numbers that the step is given. `tensors`: after a
+    forward that has left it in Python, the one that has it."""
 
     rank = 0
 
     def __init__(self, formula: Formula, of: Numbers) -> None:
         """Raises what the calculation does."""
-        self.formula, self.of = formula, of
+        self.formula, self.of, self._run = formula, of, of.run
         self.number = of.calculated(formula)
+        self.tensors = []
         of.made.append(ref(self))
         if type(self.number) not in (int, float, bool):
             raise self.refused()
@@ -66,6 +70,24 @@ class Number(Operand):
     @property
     def __class__(self) -> type:  # type: ignore[override]
         return type(self.number)
+
+    @property
+    def form(self) -> str:
+        return repr(self.formula)
+
+    def calculated(self, elements: Sequence[Any]) -> Any:
+        return elements[0]
+
+    def keep(self) -> None:
+        """At the end of the forward that leaves it in Python."""
+        self.tensors = [self.tensor()]
+
+    def of_now(self) -> Number:
+        """The same of the present run, which is not recorded."""
+        made, number = object.__new__(Number), value_of(self.formula, self.of.now)
+        tensors = [torch.tensor(number, dtype=self.tensors[0].dtype)]
+        vars(made).update(vars(self), number=number, tensors=tensors)
+        return made
 
     def refused(self) -> Refused:
         return self.of.refused(self.formula)
@@ -75,10 +97,17 @@ class Number(Operand):
         return NotImplemented if None in terms else Number((name, *terms), self.of)
 
     def __bool__(self) -> bool:
+        self.check()
         return self.of.decided(("truth", self.formula))
+
+    def check(self) -> None:
+        """Refused after the forward that it is of."""
+        if self.of.run is None or self._run is not self.of.run:
+            raise self.refused()
 
     def tensor(self) -> Tensor:
         """Without dimensions, of float64 or int64."""
+        self.check()
         return self.of.tensor(self)
 
     def kind(self) -> type:
@@ -91,6 +120,7 @@ class Number(Operand):
         tensors = [each for each in choices if isinstance(each, Tensor)]
         if func not in (torch.where, Tensor.where) or len(choices) != 2 or len(tensors) != 1:
             raise self.refused()
+        self.check()
         dtype = torch.result_type(tensors[0], self.number)
         if not dtype.is_floating_point:
             raise self.refused()
@@ -174,6 +204,7 @@ def _compared(name: str) -> Any:
         term = _term(other)
         if term is None:
             return NotImplemented
+        self.check()
         return self.of.decided((name, self.formula, term))
 
     return function
@@ -186,6 +217,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 def _term(value: Any) -> Formula | None:
     """None for what is no number."""
     if type(value) is Number:
+        value.check()
         return value.formula
     return ("number", value) if type(value) in (int, float, bool) else None
 
@@ -333,12 +365,14 @@ class Numbers:
     made: list[ref[Symbol]] = field(default_factory=list)
     now: Mapping[str, Any] = field(init=False)
     recording: bool = field(default=False, init=False)
+    run: object = field(default=None, init=False)  # of forward, while it is recorded
     _slots: dict[str, tuple[Formula, type, float]] = field(default_factory=dict)
     _course: dict[str, tuple[Formula, bool | None]] = field(default_factory=dict)
     _records: bool = False
     _refusal: tuple[str, list[str]] | None = None
     _source: Tensor | None = None
     _set: list[dict[str, Formula] | None] = field(default_factory=lambda: [None, None])
+    _kept: list[ref[Symbol]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.now = self.given
@@ -346,35 +380,48 @@ class Numbers:
     def values(self, source: Tensor) -> dict[str, Any]:
         """What the step gets for them; `source` is its input."""
         if not self._records:
-            self.now = self.others() if source[-1] else self.given
+            self.now, self._refusal = self.others() if source[-1] else self.given, None
             return dict(self.now)
         self.now, self._source = self.given, source
         return {name: Number(("item", name), self) for name in self.given}
 
     @contextmanager
-    def recorded(self, held: Held, *, evaluating: bool = False) -> Iterator[None]:
+    def recorded(
+        self, held: Held, *, evaluating: bool = False, may_keep: bool = False
+    ) -> Iterator[None]:
         """In the body, which records the step, they are Numbers. Refused for one that is still
-        there at its end, unless it is where `held` has put one, and if the step goes on after it
-        was refused one. Whoever asks what is in these places then, as backward may do, gets
-        Refused, until `ended`."""
+        there at its end, unless it is where `held` has put one or one `may_keep` it until `ended`,
+        and if the step goes on after it was refused one. Whoever asks what is in these places then,
+        as backward may do, gets Refused, until `ended`."""
         self.made, self._records, self._refusal = [], bool(self.given), None
-        self.recording = True
+        self.recording, self.run = True, object()
         try:
             with math_of_symbols():
                 yield
+            self._end(held, evaluating=evaluating, may_keep=may_keep)
         except Exception as error:
             if self._refusal is not None and not isinstance(error, Refused):
                 raise Refused(*self._refusal) from error
             raise
         finally:
-            self._records, self._source, self.recording = False, None, False
+            self._records, self._source, self.recording, self.run = False, None, False, None
+        if self._refusal is not None:
+            raise Refused(*self._refusal)
+
+    def _end(self, held: Held, *, evaluating: bool, may_keep: bool) -> None:
         made, self.made = self.made, []
         self._note_set(held.assigned(), evaluating)
         if self.given:
             held.seal(lambda name: _Sealed(("item", name), self))
-        self._check(made)
-        if self._refusal is not None:
-            raise Refused(*self._refusal)
+        if not may_keep:
+            self._check(made)
+        self._kept = made
+        for each in made:
+            number = each()
+            if type(number) is Number:
+                number.keep()
+            elif number is not None:
+                raise number.refused()
 
     def _note_set(self, assigned: Mapping[str, Any], evaluating: bool) -> None:
         """What forward has left in places that are held."""
@@ -409,9 +456,17 @@ class Numbers:
                 )
         self._check(made)
 
-    def _check(self, made: Sequence[ref[Symbol]]) -> None:
+    def check_left(self, left: Sequence[Any]) -> None:
+        """The step has ended. Refused for one that it keeps and that is not among what it has
+        `left` in Python."""
+        kept, self._kept = self._kept, []
+        self._check(kept, set(map(id, left)))
+        if self._refusal is not None:
+            raise Refused(*self._refusal)
+
+    def _check(self, made: Sequence[ref[Symbol]], but: Collection[int] = ()) -> None:
         for each in made:
-            if (kept := each()) is not None:
+            if (kept := each()) is not None and id(kept) not in but:
                 raise kept.refused()
 
     def refused(self, formula: Formula) -> Refused:

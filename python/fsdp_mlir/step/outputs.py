@@ -76,6 +76,7 @@ class Outputs:
                 plain.append(_Calculated(moved(leaf.formula, len(tensors))))
                 tensors += leaf.tensors
             elif type(leaf) is Number:
+                leaf.check()
                 plain.append(_Calculated(leaf.formula))
             elif is_symbol(leaf):
                 raise leaf.refused()

@@ -30,7 +30,7 @@ from fsdp_mlir.step.followed import Candidates
 from fsdp_mlir.step.held import Held
 from fsdp_mlir.step.items import Items, Relied, is_item
 from fsdp_mlir.step.nested import Content, is_plain, keys_taken, named_leaves, rebuilt, replaced
-from fsdp_mlir.step.numbers import Numbers, Unread
+from fsdp_mlir.step.numbers import Number, Numbers, Unread
 from fsdp_mlir.step.outputs import Outputs, no_counts, scalar_of
 from fsdp_mlir.support.errors import (
     CaptureError,
@@ -202,8 +202,9 @@ class TrainingStep(nn.Module):
     @contextmanager
     def recorded(self) -> Iterator[None]:
         """In the body, forward is recorded."""
-        numbers = self.numbers.recorded(self._in_places, evaluating=self._evaluating)
         may_keep = self.left is not None and not self._evaluating
+        modes = {"evaluating": self._evaluating, "may_keep": may_keep}
+        numbers = self.numbers.recorded(self._in_places, **modes)
         with self._items[self._evaluating].recorded(may_keep=may_keep), numbers:
             yield
 
@@ -316,6 +317,7 @@ class TrainingStep(nn.Module):
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
             self._items[0].ended(self.left.taken)
+            self.numbers.check_left(self.left.taken)
         modules, found = modules_by_path(self.model), {}
         for slot in state:
             path, _, name = slot.rpartition(".")
@@ -343,7 +345,18 @@ class TrainingStep(nn.Module):
     def _in_python(self) -> dict[str, Made]:
         with _disable_current_modes():
             state = PythonState.of(self.model, self.loss, from_end=True)
-            return {**state.tensors(), **state.numbers()}
+            return {**self._plain_numbers(state), **state.tensors(), **state.numbers()}
+
+    def _plain_numbers(self, state: PythonState) -> dict[str, Made]:
+        """What stands for numbers in a recording, and is the number itself in a replay."""
+        assert self.left is not None
+        pairs = zip(self.left.paths or (), self.left.recorded, strict=False)
+        numbers = {path: each.of_now() for path, each in pairs if type(each) is Number}
+        return {
+            path: each
+            for path, each in numbers.items()
+            if state.leaves.get(path) == ("value", repr(each.number))
+        }
 
     @contextmanager
     def holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
