@@ -56,6 +56,11 @@ def kept(model: nn.Module, x: Tensor) -> Any:
     return loss, HISTORY[-1]
 
 
+def kept_and_read(model: nn.Module, x: Tensor) -> Any:
+    loss, count = kept(model, x)
+    return loss, count * bool(HISTORY)
+
+
 def in_the_loss(model: nn.Module, x: Tensor) -> Any:
     loss = F.cross_entropy(model(x), LABELS)
     return loss * loss.item(), 0
@@ -176,7 +181,7 @@ def _plain(value: Any) -> Any:
     "compute_loss",
     [
         *(of_one_tensor, of_several, of_one_element),
-        *(in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists, as_tensors),
+        *(kept, in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists, as_tensors),
     ],
 )
 def test_used(compute_loss: Callable[..., Any]) -> None:
@@ -188,7 +193,7 @@ def test_used(compute_loss: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("compute_loss", "text"),
     [
-        (kept, "test_items.HISTORY[4]' in one step and elsewhere in the next"),
+        (kept_and_read, "test_items.HISTORY', and reads or changes it by __len__"),
         (as_a_power, "depends on the data"),
         (by_its_class, "'by_its_class' asks for the class of a number"),
         (as_text, "depends on the data"),

@@ -329,28 +329,6 @@ def test_hooks_of_a_step_with_evaluation() -> None:
         pair.theirs.reshard()
 
 
-class Growing(Net):
-    def between(self, x: Tensor) -> Tensor:
-        self.items.append(x.mean().detach())
-        return x
-
-    def left(self) -> list[Tensor]:
-        return self.items
-
-
-class Rotating(Growing):
-    def __init__(self) -> None:
-        super().__init__()
-        self.items = collections.deque((torch.zeros(()),) * 3, maxlen=3)  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("model", [Growing, Rotating])
-def test_a_list_that_each_step_appends_to_has_no_plan(model: type[Net]) -> None:
-    with pytest.warns(UserWarning, match=r"leaves a tensor at 'items\[\d\]' in one step and else"):
-        pair = Twins(model, X, SGD)
-    assert_steps(pair, 4)
-
-
 def test_what_runs_elsewhere_leaves_nothing(tmp_path: Path) -> None:
     """The step of `capture` has no slots: nobody reads them there."""
     with warnings.catch_warnings(record=True) as caught:
@@ -428,15 +406,6 @@ class TheBuffer(Averaging):
         return [self.aux]
 
 
-class StoredDraws(Net):
-    def between(self, x: Tensor) -> Tensor:
-        self.aux = random.random()
-        return x
-
-    def left(self) -> list[Tensor]:
-        return [torch.tensor(0.0)]
-
-
 WITHOUT_PLAN = {
     HeldToo: "'held.0.' keeps what was there",
     Distribution: "set in each step to what a compiled step cannot put there",
@@ -444,7 +413,6 @@ WITHOUT_PLAN = {
     OfAClassThatDoesNotCopy: "set in each step to what a compiled step cannot put there",
     Parameters: "set in each step to what a compiled step cannot put there",
     TheBuffer: "set in each step to what a compiled step cannot put there",
-    StoredDraws: "'random.random' is used as more than a tensor may be",
 }
 
 

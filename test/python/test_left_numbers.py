@@ -216,7 +216,7 @@ def _plain(value: Any) -> Any:
     "kind",
     [
         *(Attribute, Formula, InDict, InObject, BesideTensors, Reset, Counted, Branched),
-        *(Meter, Previous, Moved, Compared),
+        *(Meter, Growing, Previous, Moved, Compared),
     ],
 )
 def test_each_step_leaves_its_own(kind: type[Net]) -> None:
@@ -234,7 +234,7 @@ def test_the_last_microbatch_leaves_it() -> None:
     assert (lines, planned) == ([], 7)
 
 
-@pytest.mark.parametrize(("kind", "split"), [(Growing, 1), (Meter, 2), (Previous, 2)])
+@pytest.mark.parametrize(("kind", "split"), [(Growing, 2), (Meter, 2), (Previous, 2)])
 def test_no_plan(kind: type[Net], split: int) -> None:
     """A plan leaves what the last of several microbatches does."""
     want, _, _ = trained(kind, compiled=False, split=split)

@@ -306,6 +306,7 @@ def capture(
     shown: Shown | None = None,
     numbers: Sequence[str] = (),
     held: Mapping[str, Place] | None = None,
+    growing: Mapping[str, Place] | None = None,
     unread: Sequence[str] = (),
     assume: bool | Outcomes = True,
     counting: bool = False,
@@ -372,6 +373,7 @@ def capture(
     the result), and in place of True may come the truth values that are known. Without `assume`
     such a step is an error.
 
+    `growing`: the places of lists that it appends to.
     `counting`: what is left in the places of `held` may follow from what the step computes, for
     callers that run one microbatch at a time (`counts` of the result).
 
@@ -397,6 +399,7 @@ def capture(
         shown=shown,
         numbers=numbers,
         held=held or {},
+        growing=growing or {},
         unread=unread,
         assume=((), ()) if assume is True else assume or None,
         counting=counting,

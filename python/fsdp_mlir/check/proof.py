@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fsdp_mlir.check import eager_check
 from fsdp_mlir.check.perturbed import other_surroundings
+from fsdp_mlir.modules.growing import grown
 from fsdp_mlir.modules.left import Calculated, Left, tensors_of
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
@@ -88,6 +89,7 @@ def check(recorded: Recorded) -> Checked:
     finally:
         before.restore()
     _check_draws(recording, drawn)
+    _check_growing(view, before, first, second)
     _check_counters(view, before, first, second)
     if cached:
         _check_computed(view, before, first)
@@ -276,6 +278,17 @@ def _check_counters(
             if changed:
                 raise FirstStepError(str(error)) from error
         raise error
+
+
+def _check_growing(
+    view: ModelView, before: PythonState, first: PythonState, second: PythonState
+) -> None:
+    """CountedError for lists that each step appends to, for a caller that can do so."""
+    if view.asked.counting and (keys := grown(before, first, second).keys()):
+        changes = first.changes(second)
+        path = next((each for each in changes if each not in first.leaves), [*changes, ""][0])
+        text = f"forward appends to a list, as it does at '{path}'"
+        raise CountedError(str(located(source_of(view.model), text)), keys, path)
 
 
 def _check_draws(recording: Recording, other: Drawn) -> None:

@@ -41,7 +41,7 @@ class Compiled:
     unchanged: Unchanged
     plan_hash: str  # of the plans of all ranks
     leaving: Leaving
-    held: Mapping[str, tuple[Place, int | float]]  # numbers of each call, when it was captured
+    held: Mapping[str, tuple[Place, Any]]  # numbers of each call when it was captured, and lists
     loss_dtype: torch.dtype = field(init=False)
     _has_run: Captured | None = field(default=None, init=False)
     seen: set[Any] = field(default_factory=set, init=False)
@@ -236,7 +236,11 @@ class Compiled:
         numbers = self.captured.numbers.of(self._next[-1])
         after |= self.captured.counts[evaluation].value(None, numbers) or {}
         for name, value in after.items():
-            self.held[name][0].put(value)
+            place, _ = self.held[name]
+            if isinstance(value, list):
+                place.value().extend(value)
+            else:
+                place.put(value)
 
     def take(self, batches: Sequence[Mapping[str, Any]]) -> None:
         """Takes out of containers among the inputs what the step does, as by pop()."""

@@ -118,18 +118,18 @@ class Plans:
             if files is None:
                 files = self._captured(request, text, key, stack)
             captured = files.captured
-            before = self._made_before(files, policy)
+            before, held = self._made_before(files, policy), _held_now(request)
             if before is not None:
                 self._warn_of_what_is_not_done(before)
                 # Python's part, such as a number that is returned, may be all that differs between
                 # calls with one plan: each has its own.
-                unchanged = self._snapshot(captured)
+                unchanged = self._snapshot(captured, held)
                 made = replace(
                     before,
                     captured=captured,
                     unchanged=unchanged,
                     leaving=Leaving(self._lasts),
-                    held=_held_now(request),
+                    held=held,
                 )
                 self._begin(made)
                 self._made[self._made.index(before)] = made
@@ -141,8 +141,7 @@ class Plans:
             session, plan_hash = self._open(folder, files, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
-        unchanged, leaving = self._snapshot(captured), Leaving(self._lasts)
-        held = _held_now(request)
+        unchanged, leaving = self._snapshot(captured, held), Leaving(self._lasts)
         made = Compiled(session, bound, captured, policy, unchanged, plan_hash, leaving, held)
         self._begin(made)
         self._made.append(made)
@@ -154,14 +153,14 @@ class Plans:
             text += f"; {change}"
         return NoPlan(text)
 
-    def _snapshot(self, captured: Captured) -> Unchanged:
-        with captured.others.sharded():
+    def _snapshot(self, captured: Captured, held: Mapping[str, tuple[Place, Any]]) -> Unchanged:
+        with captured.others.sharded(), as_before(held):
             return Unchanged(self._model, self._loss, captured.kernels, captured.variables)
 
     def places(self) -> dict[str, Place]:
-        """Those of numbers that code reads, by their names."""
-        found = Unchanged(self._model, self._loss).numbers()
-        return {name: place for name, (place, _) in found.items()}
+        """Those of numbers that code reads, and of lists, by their names."""
+        found = Unchanged(self._model, self._loss)
+        return found.lists() | {name: place for name, (place, _) in found.numbers().items()}
 
     def _begin(self, made: Compiled) -> None:
         if made.captured.left:
@@ -301,6 +300,8 @@ class Plans:
         alone = self._meeting is not self._rendezvous
         if self._cache is None or request.each is not None or alone:  # a tensor of this process
             return ""
+        if request.growing:
+            return ""
         cache = self._cache
         numbers, unread = [*request.numbers, *request.held], frozenset(request.unread)
         given = {
@@ -350,6 +351,7 @@ class Plans:
             "evaluation": request.evaluation,
             "numbers": request.numbers,
             "held": request.held,
+            "growing": request.growing,
             "unread": request.unread,
             "counting": request.counting,
             "assume": request.assume or False,
@@ -470,8 +472,10 @@ class Plans:
         return together(self._rendezvous, make, text, seconds)
 
 
-def _held_now(request: Request) -> dict[str, tuple[Place, int | float]]:
-    return {name: (place, place.value()) for name, place in request.held.items()}
+def _held_now(request: Request) -> dict[str, tuple[Place, Any]]:
+    """Of lists that grow those of the first comparison: what is in them does not matter."""
+    lists = {name: (place, type(place.value())()) for name, place in request.growing.items()}
+    return lists | {name: (place, place.value()) for name, place in request.held.items()}
 
 
 def _hashed(value: object) -> str:

@@ -31,8 +31,9 @@ class Request:
     """What a plan is for: inputs of one microbatch by position and by name, and the keys of the
     config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
     names of those inputs that are numbers of each call; `held`: the places of further ones, by
-    their names; `unread`: names of what the step may not read; `assume`, `counting`: of `capture`;
-    `place`: how many plans there are for other numbers."""
+    their names, and `growing` those of lists that it appends to; `unread`: names of what the step
+    may not read; `assume`, `counting`: of `capture`; `place`: how many plans there are for other
+    numbers."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -43,6 +44,7 @@ class Request:
     each: Tensor | None = None
     numbers: tuple[str, ...] = ()
     held: Mapping[str, Place] = field(default_factory=dict)
+    growing: Mapping[str, Place] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     assume: Outcomes | None = None
     counting: bool = False
@@ -193,6 +195,7 @@ class Requests:
             each=self.losses(count) if kind == "accumulate" else None,
             numbers=self._inputs.numbers(batch),
             held=self._inputs.held,
+            growing=self._inputs.growing if alone else {},
             unread=self._inputs.unread,
             assume=assume if alone else None,
             counting=alone,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor.process_reads import EVERY
 from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, Read, Snapshot, same
 from fsdp_mlir.modules import hooks
+from fsdp_mlir.modules.growing import GROWING
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS, STATE_DICT_HOOKS
 from fsdp_mlir.modules.outside import attributes_read, reached
 from fsdp_mlir.modules.place import ABSENT, CONTAINERS, OF_MODULES, SCALARS, Place, built_in
@@ -132,7 +133,7 @@ class Unchanged:
         self._calls = Calls(found)
         self._deep = list(self._inside(found.read))
         self._shared = list(self._sharing())
-        self._in_dicts = list(self._numbers_in_dicts())
+        self._in_dicts = list(self._values_in_dicts())
 
     def _inside(self, read: frozenset[str] | None) -> Iterator[tuple[_Held, PythonState]]:
         """What the values hold. Modules may share one, such as their model's configuration, and one
@@ -154,15 +155,15 @@ class Unchanged:
                         parts |= inside.looked_into()
                     break
 
-    def _numbers_in_dicts(self) -> Iterator[tuple[Place, int | float]]:
-        """Those of dicts that attributes hold, or places outside of the model."""
+    def _values_in_dicts(self) -> Iterator[tuple[Place, Any]]:
+        """Numbers and lists of dicts that attributes hold, or places outside of the model."""
         for name, _, values in self._named():
             for key, value in values.values.items():
                 if type(value) in _DICTS and key not in OF_MODULES and key not in MEMBERS:
-                    yield from _numbers_in(_dotted(name, key), value)
+                    yield from _values_in(_dotted(name, key), value)
         for each in self._outside:
             if not each.place.library:
-                yield from _numbers_in(each.place.label, each.place.value())
+                yield from _values_in(each.place.label, each.place.value())
 
     def _named(self) -> Iterator[tuple[str, dict[str, Any], Snapshot]]:
         """What has attributes, by what messages call it, with these as they are and were."""
@@ -251,6 +252,14 @@ class Unchanged:
 
     def numbers(self) -> dict[str, tuple[Place, int | float]]:
         """The numbers that it has compared, by what messages call them, and where they are."""
+        return {name: each for name, each in self._values().items() if is_number(each[1])}
+
+    def lists(self) -> dict[str, Place]:
+        """The places of lists that a step may append to, in the same way."""
+        found = {name: place for name, (place, _) in self._values().items()}
+        return {name: place for name, place in found.items() if type(place.value()) in GROWING}
+
+    def _values(self) -> dict[str, tuple[Place, Any]]:
         places = [
             (Place(owner, key, _dotted(name, key)), value)
             for name, owner, values in self._named()
@@ -263,11 +272,7 @@ class Unchanged:
                 places.append((place, each.copy))
         # One dict may be held in several places.
         once = {place.key: (place, value) for place, value in reversed(places)}
-        return {
-            place.label: (place, value)
-            for place, value in reversed(once.values())
-            if is_number(value)
-        }
+        return {place.label: (place, value) for place, value in reversed(once.values())}
 
     def moved(self) -> list[str]:
         """The names of the numbers that are others now, if nothing else has changed."""
@@ -350,10 +355,10 @@ class Unchanged:
 
 
 @contextmanager
-def as_before(numbers: Mapping[str, tuple[Place, int | float]]) -> Iterator[None]:
-    """In the body, places that have numbers have these."""
-    now = [(place, place.value(), value) for place, value in numbers.values()]
-    now = [each for each in now if is_number(each[1])]
+def as_before(values: Mapping[str, tuple[Place, Any]]) -> Iterator[None]:
+    """In the body, places that have numbers, or lists that grow, have these."""
+    now = [(place, place.value(), value) for place, value in values.values()]
+    now = [each for each in now if is_number(each[1]) or type(each[1]) in GROWING]
     try:
         for place, _, value in now:
             place.put(value)
@@ -363,17 +368,17 @@ def as_before(numbers: Mapping[str, tuple[Place, int | float]]) -> Iterator[None
             place.put(value)
 
 
-def _numbers_in(label: str, value: Any, depth: int = 3) -> Iterator[tuple[Place, int | float]]:
-    """The numbers of a dict, and of dicts in it, by their keys."""
+def _values_in(label: str, value: Any, depth: int = 3) -> Iterator[tuple[Place, Any]]:
+    """The numbers and lists of a dict, and of dicts in it, by their keys."""
     if type(value) not in _DICTS or len(value) > _MOST_ITEMS:
         return
     for key, item in list(value.items()):
         if not isinstance(key, str):
             continue
-        if is_number(item):
+        if is_number(item) or type(item) in GROWING:
             yield Place(value, key, f"{label}[{key!r}]"), item
         elif depth > 1:
-            yield from _numbers_in(f"{label}[{key!r}]", item, depth - 1)
+            yield from _values_in(f"{label}[{key!r}]", item, depth - 1)
 
 
 def _writable(place: Place) -> Place | None:

@@ -41,8 +41,8 @@ class Varying:
 
     def count(self, error: Exception) -> bool:
         """Takes numbers that each step changes, because of which a capture has failed on any rank,
-        for numbers of each call, which the step sets. Returns whether there are any on all ranks
-        that had not been taken so."""
+        for numbers of each call, which the step sets, and lists for those that it appends to.
+        Returns whether there are any on all ranks that had not been taken so."""
         keys = error.keys if isinstance(error, CountedError) else ()
         now = self._plans.places() if keys else {}
         places = {place.key: (name, place) for name, place in now.items()}

@@ -95,7 +95,7 @@ class Slots:
             return
         now = state()
         if self.paths is None:
-            made = {id(each): path for path, each in now.items() if _is_made(each, own)}
+            made = {id(each): path for path, each in now.items() if is_made(each, own)}
             self.paths = list(made.values())
             self.recorded = [now[path] for path in self.paths]
             with _disable_current_modes():
@@ -121,7 +121,7 @@ def _is_alike(made: Made, recorded: Made) -> bool:
     return form == other and not isinstance(made, Calculated)
 
 
-def _is_made(tensor: Made, own: Collection[int]) -> bool:
+def is_made(tensor: Made, own: Collection[int]) -> bool:
     """Whether it is a recorded one that may be copied to a slot: of no subclass, such as DTensor,
     and no parameter, as in the list of an RNN's weights."""
     if isinstance(tensor, Calculated):

@@ -274,9 +274,8 @@ class PythonState:
         """How to put in place what a step has changed, if `after` is the state after it: plain
         values, tensors and objects that were there before, and tensors that have `slots`."""
         copies = Copies(slots) if slots and slots.paths else None
-        held = {id(container) for container, _ in self._contents}
-        place = Placing({*self._seen, *held}, copies)
-        before = {id(container): content for container, content in self._contents}
+        before = self.contents()
+        place = Placing({*self._seen, *before}, copies)
         found: list[Left] = [] if copies is None else [copies]
         for container, content in after._contents:
             old = before.get(id(container))
@@ -315,6 +314,10 @@ class PythonState:
             if id(each.owner) in owners and not is_same(value, old):
                 found += place.put(Spot(each, "", each.value, each.put), value)
         return found
+
+    def contents(self) -> dict[int, Any]:
+        """Those of containers, by their ids."""
+        return {id(container): content for container, content in self._contents}
 
     def spots(self, *kinds: type) -> Iterator[tuple[Spot, Any]]:
         """Attributes, and items of dicts and lists, that held a value of one of these kinds, with

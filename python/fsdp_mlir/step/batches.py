@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
+from fsdp_mlir.modules.growing import GROWING
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.step.called import Call, Called
 from fsdp_mlir.step.nested import form, is_plain, named_leaves, pattern, rebuilt, repetitions
@@ -150,8 +151,9 @@ class Inputs:
         self._held = {name: place for name, place in self._held.items() if name not in self._fixed}
 
     def hold(self, places: Mapping[str, Place]) -> bool:
-        """Takes the numbers in these places for numbers that may be others in each call, unless
-        they are fixed or have the name of an input. Returns whether any of them is newly."""
+        """Takes the numbers in these places for numbers that may be others in each call, and lists
+        for lists that each call appends to, unless they are fixed or have the name of an input.
+        Returns whether any of them is newly."""
         taken = {*(self._names or ()), *self._last, *self._fixed, *self._held}
         found = {name: place for name, place in places.items() if name not in taken}
         self._held |= found
@@ -170,6 +172,11 @@ class Inputs:
     def held(self) -> dict[str, Place]:
         """Those that have a number now."""
         return {name: each for name, each in self._held.items() if is_number(each.value())}
+
+    @property
+    def growing(self) -> dict[str, Place]:
+        """Those that have a list now."""
+        return {name: each for name, each in self._held.items() if type(each.value()) in GROWING}
 
     def given(self, batch: Batch) -> Batch:
         """With the numbers that are held."""

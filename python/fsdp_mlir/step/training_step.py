@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import stateless
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
-from fsdp_mlir.modules.left import Made, Slots
+from fsdp_mlir.modules.growing import Growing
+from fsdp_mlir.modules.left import Made, Slots, is_made
 from fsdp_mlir.modules.outside import asks_for_numbers
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.python_state import PythonState
@@ -106,6 +108,7 @@ class TrainingStep(nn.Module):
         containers: Mapping[str, Any] | None = None,
         numbers: Iterable[str] = (),
         held: Mapping[str, Place] | None = None,
+        growing: Mapping[str, Place] | None = None,
         repeated: Mapping[str, str] | None = None,
         unread: Set[str] = frozenset(),
         assume: Outcomes | None = None,
@@ -136,12 +139,15 @@ class TrainingStep(nn.Module):
         # For tensors that forward leaves in Python, which a caller in this process may read.
         self.left = None if outputs is None else Slots()
         self._in_places = Held(held or {})
+        self._growing = Growing(growing or {})
+        self._own: set[int] = set()  # the memory of the state that the model holds
         given = {name: self._constants[name] for name in numbers}
         users = _modules_of(model, loss) if draws is not None or casts else []
         self._drawing = Drawing(draws, users)
         self._drawn = dict(drawn or {})
         self.numbers = Numbers(given | self._in_places.values | self._drawn, draws or ((), ()))
-        # As OutputsOfModes: numbers that are left in places that are held.
+        # As OutputsOfModes: numbers that are left in places that are held, and what is appended to
+        # lists.
         self.counts = no_counts()
         self._counting = counting
         returns = outputs is not None
@@ -177,13 +183,26 @@ class TrainingStep(nn.Module):
         return loss
 
     def _take_counts(self) -> None:
-        """What forward has left in places that are held and follows from what it computes."""
+        """What forward has left in places that are held and follows from what it computes, and
+        what it has appended to lists."""
         found = {x: each for x, each in self._in_places.assigned().items() if is_item(each)}
         if found and not self._counting:
             raise next(iter(found.values())).refused()
+        found |= self._appended()
         if found or self.counts[self._evaluating].slots:
             counts = self.counts[self._evaluating]
             counts.take(found, None, self._error, self.numbers.now)
+
+    def _appended(self) -> dict[str, list[Any]]:
+        found = self._growing.appended()
+        for name, items in found.items() if self.numbers.recording else ():
+            for each in tree_leaves(items):
+                if isinstance(each, Tensor) and not is_made(each, self._own):
+                    raise self._error(
+                        f"a parameter or a buffer is appended to '{name}', of which a compiled "
+                        "step would append a copy; append a .clone()"
+                    )
+        return found
 
     def _error(self, text: str) -> CaptureError:
         return located(source_of(self.loss or self.model), text)
@@ -244,6 +263,7 @@ class TrainingStep(nn.Module):
             values = self._in_places.put(self.numbers.values(source))
             drawn = {name: values.pop(name) for name in self._drawn}
             constants = constants | values
+        self._growing.put()
         constants = {name: self._without_unread(name, each) for name, each in constants.items()}
         modes = {"evaluating": self._evaluating, "recording": self.numbers.recording}
         with self._held(inputs) as inputs, self._drawing.given(drawn, **modes):
@@ -313,6 +333,7 @@ class TrainingStep(nn.Module):
         slots of `left` take the tensors that the step has left in Python. `read` is that of
         Candidates.settle."""
         self.numbers.ended(self._in_places, evaluating=self._evaluating)
+        self._growing.restore()
         self.followed.settle({_memory(tensor) for tensor in state.values()}, read)
         if self.left is not None and not self._evaluating:
             self.left.take(self._in_python, {_memory(tensor) for tensor in state.values()})
@@ -368,10 +389,12 @@ class TrainingStep(nn.Module):
         """
         given = {f"{_MODEL}.{slot}": tensor for slot, tensor in state.items()}
         after = dict(given)
+        self._own = {_memory(tensor) for tensor in state.values()}
         with (
             stateless._reparametrize_module(self, after, tie_weights=False),
             conversions_kept(),
             self._in_places.restored(),
+            self._growing.restored(),
         ):
             yield
         for slot, tensor in given.items():

@@ -48,8 +48,8 @@ class EvaluationError(CaptureError):
 
 
 class CountedError(CaptureError):
-    """Each step changes numbers that its code holds; `keys` are those of their places. `path`: of
-    the first, which is the same in each message."""
+    """Each step changes numbers that its code holds, or appends to lists; `keys` are those of their
+    places. `path`: of the first, which is the same in each message."""
 
     def __init__(self, message: str, keys: Collection[tuple[int, str]], path: str) -> None:
         super().__init__(message)

@@ -44,6 +44,7 @@ class Asked:
     shown: Shown | None
     numbers: Sequence[str]
     held: Mapping[str, Place]
+    growing: Mapping[str, Place]
     unread: Sequence[str]
     assume: Outcomes | None
     counting: bool

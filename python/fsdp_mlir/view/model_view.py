@@ -66,6 +66,7 @@ class ModelView:
             {name: value for name, value in given.items() if not isinstance(value, Tensor)},
             asked.numbers,
             asked.held,
+            asked.growing,
             repeated,
             frozenset(asked.unread),
             asked.assume,
