@@ -168,7 +168,7 @@ class Checkpoints:
 
     @property
     def _is_gpu(self) -> bool:
-        return any(param.is_cuda for param in self._model.parameters())
+        return any(param.is_cuda for param in weights.of_model(self._model))
 
     def _parts(
         self, optimizer: OptimizerState, extra: Any
@@ -460,7 +460,7 @@ class Checkpoints:
 
     def _generators(self) -> dict[str, torch.Generator]:
         found = {"rng.cpu": torch.default_generator}
-        if any(param.is_cuda for param in self._model.parameters()):
+        if any(param.is_cuda for param in weights.of_model(self._model)):
             found["rng.device"] = torch.cuda.default_generators[torch.cuda.current_device()]
         return found
 

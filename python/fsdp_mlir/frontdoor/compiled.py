@@ -123,7 +123,7 @@ def compile(
                 raise CompileError(policy_schema.unknown(key))
         if isinstance(options.get("grad_scaler"), torch.amp.GradScaler):
             config["grad_scaler"] = _scaler_config(options["grad_scaler"])
-        if not any(param.is_meta for param in model.parameters()):
+        if not any(param.is_meta for param in weights.of_model(model)):
             sharding.initialise(model)
         elif init is None:
             raise CompileError(

@@ -319,7 +319,7 @@ class Plans:
         }
 
         def make() -> str:
-            if any(param.is_meta for param in self._model.parameters()):
+            if any(param.is_meta for param in weights.of_model(self._model)):
                 return ""
             # Whatever these are, the key is the same.
             held = {name: (place, type(place.value())()) for name, place in request.held.items()}
@@ -344,7 +344,7 @@ class Plans:
         if first:
             compiler.start()
         loaded = set(sys.modules)
-        on_meta = any(tensor.is_meta for tensor in self._model.parameters())
+        on_meta = any(tensor.is_meta for tensor in weights.of_model(self._model))
         options = {
             "loss": self._loss if request.each is None else EachLoss(self._loss, request.each),
             "init": self._init if on_meta else None,
@@ -449,7 +449,9 @@ class Plans:
     def _fill(self, session: Any, seed: int) -> Trained:
         """Fills every rank's rows of the parameters; those on 'meta' are initialised."""
         buffers = {state.name: state.tensor for state in weights.buffers(self._model)}
-        on_meta = any(tensor.is_meta for tensor in (*self._model.parameters(), *buffers.values()))
+        on_meta = any(
+            tensor.is_meta for tensor in (*weights.of_model(self._model), *buffers.values())
+        )
         if on_meta:
             with torch.random.fork_rng(devices=[]):
                 session.initialise(seed)

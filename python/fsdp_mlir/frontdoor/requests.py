@@ -145,7 +145,7 @@ class Requests:
             why = around.each_microbatch(params)
         if not why and kind == "accumulate":
             why = self._inputs.unlike(microbatches) or EachLoss.why_not(count, torch.float32)
-        return why or self._inputs.with_gaps(microbatches[0])
+        return why or self._inputs.unfit(microbatches[0])
 
     def dtype_changed(self) -> str:
         """Why FSDP2 alone decides what a step is: it goes on with the dtypes that parameters had

@@ -34,7 +34,7 @@ from fsdp_mlir.frontdoor.together import (
     warn_of_fallback,
 )
 from fsdp_mlir.frontdoor.varying import Varying
-from fsdp_mlir.modules import sharding
+from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.modules.hooks import AfterStep
 from fsdp_mlir.state import optimizers, own_step
 from fsdp_mlir.step import eager
@@ -146,7 +146,7 @@ class Step(SavedState):
         batch = self._inputs.named(args, kwargs)
         microbatches = split(batch, self._requests.count)
         sharding.reshard(self._groups)
-        params = list(self._model.parameters())
+        params = weights.of_model(self._model)
         # FSDP2 adds to gradients that eager code left.
         outside = self._outside(params) or any(param.grad is not None for param in params)
         compiled = self._plan("gradients" if outside else "update", microbatches, params)
@@ -189,7 +189,7 @@ class Step(SavedState):
         microbatches = split(batch, 1)
         self._own_update.expect()
         sharding.reshard(self._groups)
-        compiled = self._plan("backward", microbatches, list(self._model.parameters()))
+        compiled = self._plan("backward", microbatches, weights.of_model(self._model))
         if compiled is not None:
             compiled.bound.optimizer_state(self._steps)
             if (result := self._train(compiled, microbatches)) is not None:
@@ -208,7 +208,7 @@ class Step(SavedState):
             return [scalar_of(self._backward(batches[0]))]
         self._own_update.expect()
         sharding.reshard(self._groups)
-        compiled = self._plan("accumulate", batches, list(self._model.parameters()))
+        compiled = self._plan("accumulate", batches, weights.of_model(self._model))
         if compiled is not None and (why := EachLoss.why_not(count, compiled.loss_dtype)):
             self._say(why)
             compiled = None
@@ -260,7 +260,7 @@ class Step(SavedState):
         keys = self._several_evaluators.keys(form)
         current = self._current(keys, training=False)
         serving = self._several_evaluators.serving(keys, current, [batch], evaluation=True)
-        why = around.entered() or self._inputs.with_gaps(batch)
+        why = around.entered() or self._inputs.unfit(batch)
 
         def own_way(key: Any, serves: bool) -> tuple[int, str]:
             made = self._evaluators[key] if serves else None
@@ -535,7 +535,7 @@ class Step(SavedState):
             why, told = self._plans.together(self._changed, str)
             if any(told):
                 return self._say(why or ELSEWHERE)
-            params = list(self._model.parameters())
+            params = weights.of_model(self._model)
             outside = self._outside(params) or not self._assuming.updates
             kind, count = "gradients" if outside else "update", self._requests.count
             if isinstance(self._optimizer, optimizers.NoOptimizer):

@@ -31,6 +31,15 @@ def in_order(items: Any) -> list[Any]:
     return list(built_in(type(items)).__iter__(items))
 
 
+def items_of(container: Any) -> list[Any]:
+    """What it holds as it is stored, of a dict the values: a subclass may have methods of its
+    own."""
+    kind = built_in(type(container))
+    if kind is None:
+        return list(container)
+    return list(kind.values(container) if issubclass(kind, dict) else kind.__iter__(container))
+
+
 def has_same_objects(container: Any, content: Any) -> bool:
     """Whether a container has the same objects in the same order as another one, or a copy."""
     kind, of_content = built_in(type(container)), built_in(type(content))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from itertools import pairwise
 from operator import attrgetter, methodcaller
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 # What reads attributes by names that are not in the code, and what reads all of an object.
@@ -49,6 +49,15 @@ def names_in(code: CodeType) -> frozenset[str]:
     operations = _named_operations(code)
     names = {name for op, name in operations if op == "LOAD_ATTR"}
     return frozenset(names.union(own_names(code)) - READERS)
+
+
+def imported_by(function: FunctionType) -> Iterator[str]:
+    """The modules that it imports when it runs, of those that are there."""
+    packages = (function.__globals__.get("__package__") or "").split(".")
+    above = [".".join(packages[:count]) for count in range(len(packages) + 1)]
+    for imported in sorted(used(function.__code__, {"IMPORT_NAME"})):
+        names = (f"{package}.{imported}".strip(".") for package in above)  # of relative imports
+        yield from (name for name in names if name in sys.modules)
 
 
 def own_names(code: CodeType) -> set[str]:

@@ -127,9 +127,12 @@ def in_order(functions: Iterable[FunctionType]) -> list[FunctionType]:
 def asks_for_numbers(model: nn.Module, loss: Any) -> FunctionType | None:
     """The first of these functions that may ask whether the class of a value is one of numbers, as
     in `type(x) is float`, which nothing that stands for a number can answer as that does. Functions
-    of installed packages are not asked: many do so for other reasons."""
+    of installed packages are not asked, as many do so for other reasons, nor are those that have
+    made the modules."""
     functions = [each for each in _places(model, loss).seen() if isinstance(each, FunctionType)]
-    for each in in_order(functions):
+    bases = {base for module in model.modules() for base in type(module).__mro__}
+    made = {vars(base).get("__init__") for base in bases if issubclass(base, nn.Module)}
+    for each in in_order(each for each in functions if each not in made):
         found = used(each.__code__, {"LOAD_GLOBAL"})
         if "type" in found and found & {"int", "float", "bool"} and not is_library(each):
             return each

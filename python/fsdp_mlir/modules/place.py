@@ -13,10 +13,10 @@ import sys
 import sysconfig
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import (
     CellType,
@@ -32,6 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+
+from fsdp_mlir.modules.names import names_in
 
 SCALARS = (
     *(bool, int, float, complex, str, bytes, type(None), enum.Enum),
@@ -49,6 +51,7 @@ DATA = (*SCALARS, *CONTAINERS, *BUFFERS, *GENERATORS, Tensor, np.ndarray, Contex
 NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_SITES = ("site-packages", "dist-packages")
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 # Of the package, what a model's code may be.
 _MODELS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("models", "integrations"))
@@ -182,14 +185,29 @@ def is_library(value: Code) -> bool:
         file = getattr(module, "__file__", None)
         if file is None and module is not None and getattr(module, "__spec__", module) is None:
             return False  # made by code, and not imported
-    return file is None or _is_librarys(file)
+    return file is None or is_librarys(file)
 
 
 @lru_cache(maxsize=1 << 14)
-def _is_librarys(file: str) -> bool:
-    return file.startswith(_LIBRARIES) or (
-        file.startswith(_PACKAGE) and not file.startswith(_MODELS)
+def is_librarys(file: str) -> bool:
+    if file.startswith(_PACKAGE):
+        return not file.startswith(_MODELS)
+    return file.startswith(_LIBRARIES) or _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    """Whether it was installed elsewhere, as by `pip install --user` or `--target`."""
+    above = (
+        each
+        for each in map(Path, sys.path)
+        if each.is_absolute() and file.startswith(f"{each}{os.sep}")
     )
+    return any(each.name in _SITES or _has_installed(each) for each in above)
+
+
+@cache
+def _has_installed(folder: Path) -> bool:
+    return next(folder.glob("*.dist-info"), None) is not None
 
 
 def model_class(kind: type) -> type:
@@ -268,6 +286,17 @@ def methods_of(owner: type) -> Iterator[FunctionType]:
     for base in owner.__mro__:
         if not is_library(base):
             yield from (value for value in vars(base).values() if isinstance(value, FunctionType))
+
+
+def read_by_methods(owner: type, names: Set[str]) -> set[str]:
+    """These names, and those in methods of a class that they name, and so on."""
+    waiting, read = names, set[str]()
+    while new := waiting - read:
+        read |= new
+        members = [vars(base)[x] for base in owner.__mro__ for x in new & vars(base).keys()]
+        functions = [each for each in map(function_of, members) if each is not None]
+        waiting = set().union(*(names_in(each.__code__) for each in functions))
+    return read
 
 
 def is_costly(value: Any) -> bool:

@@ -112,6 +112,7 @@ class PythonState:
     _root: Any = None  # that of `inside`
     _by_value: bool = False  # something other than a container was compared by what it holds
     _from_end: bool = False
+    _counts: dict[str, int] = field(default_factory=dict)  # of paths that come again
 
     @staticmethod
     def of(
@@ -372,14 +373,12 @@ class PythonState:
 
     def _add_place(self, place: Place) -> None:
         value = place.value()
-        if place.owner is vars(os.environ):
+        if place.owner is vars(os.environ) and isinstance(value, dict):
             value = dict(value)  # which is put back by os.environ: the process has a copy
             self._keep(os.environ)
         else:
             self._outside.append((place, value))
-        path = place.label
-        while path in self.leaves:  # a variable of another closure of one function
-            path += "'"
+        path = self._unused(place.label)  # a variable of another closure of one function
         kind = built_in(type(value))
         is_long = kind is not None and kind.__len__(value) > _MAX_SHARED
         if is_long and not is_table(value, kind):
@@ -563,10 +562,11 @@ class PythonState:
             self._add_attributes(path, value, depth)
 
     def _unused(self, path: str) -> str:
-        """Objects may have the same text."""
-        while path in self.leaves:
-            path += "'"
-        return path
+        """Objects may have the same text: later ones get a number."""
+        if path not in self.leaves:
+            return path
+        count = self._counts[path] = self._counts.get(path, 1) + 1
+        return self._unused(f"{path}'{count}")
 
     def _keep_data(self, path: str, value: Any) -> None:
         is_plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided

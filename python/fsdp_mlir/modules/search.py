@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
+from fsdp_mlir.modules.containers import items_of
 from fsdp_mlir.modules.hooks import HOOKS
 from fsdp_mlir.modules.loggers import levels
 from fsdp_mlir.modules.memos import Memo
@@ -29,6 +30,7 @@ from fsdp_mlir.modules.names import (
     NO_READING,
     WHOLE,
     chains,
+    imported_by,
     names_held,
     names_in,
     namespace_in,
@@ -56,6 +58,7 @@ from fsdp_mlir.modules.place import (
     methods_of,
     model_class,
     opened,
+    read_by_methods,
     referent,
     slot_names,
 )
@@ -304,10 +307,10 @@ class Search:
                 self._tools[id(value)] = (label, value)
         elif depth < _MOST_DEPTH and id(value) not in self._inside:
             self._inside[id(value)] = value
-            if self._items + len(value) <= _MOST_ITEMS:
-                self._items += len(value)
-                items = dict.values(value) if isinstance(value, dict) else value
-                for index, item in enumerate(list(items)):
+            items = items_of(value)
+            if self._items + len(items) <= _MOST_ITEMS:
+                self._items += len(items)
+                for index, item in enumerate(items):
                     self.look_inside(f"{label}[{index}]", item, depth + 1)
 
     def _add_method(self, label: str, method: MethodType) -> None:
@@ -315,7 +318,11 @@ class Search:
         what the object keeps for others, such as the counters of a loop. If one of them passes the
         object on, also what other code names of it."""
         owner, attributes = method.__self__, getattr(method.__self__, "__dict__", None)
-        if isinstance(owner, (type, nn.Module)) or not isinstance(attributes, dict):
+        if isinstance(owner, type):
+            self._methods_from(method.__func__, owner)
+            self.add_class(owner)
+            return
+        if isinstance(owner, nn.Module) or not isinstance(attributes, dict):
             self._add_function(method.__func__)
             self.add_object(label, owner)
             return
@@ -349,6 +356,8 @@ class Search:
         """Members of a class with these names; those that are methods or properties."""
         found = []
         for base in owner.__mro__:
+            if not is_library(base):
+                self._watch(base.__qualname__, base)
             for name in sorted(vars(base).keys() & names):
                 if (member := function_of(vars(base)[name])) is not None:
                     found.append(member)
@@ -416,13 +425,8 @@ class Search:
     def _add_tool(self, label: str, value: Any) -> None:
         """An object of PyTorch's in a container, such as an optimizer: the data that code names,
         and that which methods read that code names."""
-        kind, attributes = type(value), getattr(value, "__dict__", {})
-        waiting, read = (self._named | self._got) - NO_READING, set[str]()
-        while names := waiting - read:
-            read |= names
-            members = [vars(base)[n] for base in kind.__mro__ for n in names & vars(base).keys()]
-            functions = [each for each in map(function_of, members) if each is not None]
-            waiting = set().union(*(names_in(each.__code__) for each in functions))
+        attributes = getattr(value, "__dict__", {})
+        read = read_by_methods(type(value), (self._named | self._got) - NO_READING)
         for name in sorted(read & attributes.keys()):
             if isinstance(attributes[name], DATA):
                 self._add(attributes, name, f"{label}.{name}")
@@ -462,14 +466,9 @@ class Search:
             self._add(known, name, f"{function.__module__}.{name}", names)
         for chain in sorted(chains(function.__code__)):
             self._follow(known, chain)
-        packages = (known.get("__package__") or "").split(".")
-        above = [".".join(packages[:count]) for count in range(len(packages) + 1)]
-        for imported in sorted(used(function.__code__, {"IMPORT_NAME"})):
-            for package in above:  # of relative imports
-                name = f"{package}.{imported}".strip(".")
-                if name in sys.modules:
-                    self._add(cast(dict[str, Any], sys.modules), name, name, names)
-                    self._add_members(sys.modules[name], names)
+        for name in imported_by(function):
+            self._add(cast(dict[str, Any], sys.modules), name, name, names)
+            self._add_members(sys.modules[name], names)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             self._add(cell, name, f"{function.__qualname__}.{name}", names)
@@ -594,10 +593,10 @@ class Search:
             return
         elif depth < _MOST_DEPTH and id(value) not in self._searched and not callable(value):
             self._searched[id(value)] = value
-            items = value if isinstance(value, CONTAINERS) else getattr(value, "__dict__", None)
-            items = dict.values(items) if isinstance(items, dict) else items or ()
+            held = value if isinstance(value, CONTAINERS) else getattr(value, "__dict__", None)
+            items = items_of(held) if isinstance(held, CONTAINERS) else []
             if len(self._searched) + len(items) <= _MOST_ITEMS:
-                for item in list(items):
+                for item in items:
                     self.find_modules(item, depth + 1)
 
     def _is_new(self, value: Any) -> bool:

@@ -183,7 +183,7 @@ def no_methods() -> Iterator[None]:
 
 def drop_gradients(model: nn.Module) -> None:
     """Those of the parameters, and those of earlier backwards that FSDP2 has yet to reduce."""
-    for param in model.parameters():
+    for param in weights.of_model(model):
         param.grad = None
     for group in groups(model):
         for record in group.fsdp_params:

@@ -44,9 +44,15 @@ def slots(model: nn.Module, states: Iterable[State]) -> dict[str, str]:
     return dict(found.values())
 
 
+def of_model(model: nn.Module) -> list[nn.Parameter]:
+    """What model.parameters() gives, unless its class has a method of this name that gives some of
+    them."""
+    return [param for _, param in nn.Module.named_parameters(model)]
+
+
 def positions(model: nn.Module) -> dict[str, int]:
-    """By a parameter's first name, its index in model.parameters()."""
-    index = {id(param): index for index, param in enumerate(model.parameters())}
+    """By a parameter's first name, its index in `of_model`."""
+    index = {id(param): index for index, param in enumerate(of_model(model))}
     return {state.name: index[id(state.tensor)] for state in parameters(model)}
 
 

@@ -20,9 +20,9 @@ _CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 _SUSPENDED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def demanded(frame: FrameType) -> bool | None:
+def demanded(frame: FrameType, *, asserts: bool = False) -> bool | None:
     """The truth value that `frame` needs to go on, if it is reading one; None if it may go on with
-    either."""
+    either. If it only `asserts`, errors but AssertionError are another way to go on."""
     following = _from_now(frame)
     wanted = True  # of the value on the stack, in terms of the tensor's
     if _jump(following[0]) is None:
@@ -32,8 +32,8 @@ def demanded(frame: FrameType) -> bool | None:
     for instruction in following:
         jumps_if = _jump(instruction)
         if jumps_if is not None:
-            stay = _raises(following, instruction.offset + 2)
-            leave = _raises(following, instruction.argval)
+            stay = _raises(following, instruction.offset + 2, asserts)
+            leave = _raises(following, instruction.argval, asserts)
             if stay == leave:
                 return None
             return (jumps_if if stay else not jumps_if) == wanted
@@ -42,7 +42,7 @@ def demanded(frame: FrameType) -> bool | None:
         elif instruction.opname == "RETURN_VALUE":
             if frame.f_back is None or not _calls(frame.f_back, frame):
                 return None
-            returned = demanded(frame.f_back)
+            returned = demanded(frame.f_back, asserts=asserts)
             return None if returned is None else returned == wanted
         elif instruction.opname not in _PASSED_OVER:
             break
@@ -68,13 +68,15 @@ def _jump(instruction: dis.Instruction) -> bool | None:
     return None
 
 
-def _raises(instructions: list[dis.Instruction], begin: int) -> bool:
+def _raises(instructions: list[dis.Instruction], begin: int, asserts: bool) -> bool:
     """Whether the code at that offset raises without a further decision."""
+    is_assertion = False
     for instruction in instructions:
         if instruction.offset < begin:
             continue
+        is_assertion |= instruction.opname == "LOAD_ASSERTION_ERROR"
         if instruction.opname == "RAISE_VARARGS":
-            return True
+            return is_assertion or not asserts
         if "JUMP" in instruction.opname or instruction.opname.startswith(("RETURN", "FOR_ITER")):
             return False
     return False

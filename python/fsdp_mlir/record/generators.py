@@ -71,7 +71,8 @@ def noted_draws() -> Iterator[Drawn]:
 
 @contextmanager
 def refused_seeding() -> Iterator[None]:
-    """CaptureError, with the model's line, if torch's generator is set inside the step.
+    """CaptureError, with the model's line, if torch's generator is set inside the step, or its seed
+    is asked for, which is another one while the step is recorded.
 
     PyTorch's own code may set it: torch.utils.checkpoint draws again what it drew in forward.
     """
@@ -80,6 +81,8 @@ def refused_seeding() -> Iterator[None]:
         for module, name in (
             (torch, "manual_seed"),
             (torch.random, "manual_seed"),
+            (torch, "initial_seed"),
+            (torch.random, "initial_seed"),
             (torch, "seed"),
             (torch.random, "seed"),
             (torch, "set_rng_state"),
@@ -98,8 +101,9 @@ def _refused(function: Callable[..., Any], sources: SourceMap) -> Callable[..., 
             return function(*args, **kwargs)
         raise located(
             sources.frame(caller),
-            f"'torch.{function.__name__}' in the step sets the generator of random numbers, which "
-            "cannot be captured; draw before the step and pass the numbers as an input",
+            f"'torch.{function.__name__}' in the step sets the generator of random numbers, or "
+            "asks it for its seed, which cannot be captured; draw before the step and pass the "
+            "numbers as an input",
         )
 
     return refuse

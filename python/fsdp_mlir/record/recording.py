@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ from fsdp_mlir.support.errors import (
     located,
     source_of,
 )
-from fsdp_mlir.support.layouts import storage_of
+from fsdp_mlir.support.layouts import is_itself, storage_of
 from fsdp_mlir.view.fake_model import FakeModel
 from fsdp_mlir.view.gathered import Gathered
 from fsdp_mlir.view.model_view import ModelView, constant_name
@@ -216,6 +217,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
+        _check_inputs(fake, recorder)
         _note_hazards(view, recorder, evaluating=False)
         loss = recorder.name_of(_own_loss(view, value))
         gradients: dict[int, str | None] = {
@@ -255,6 +257,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             value = _own_loss(view, evaluated(evaluate, evaluator))
             evaluation_loss = evaluator.name_of(value)
         evaluator.states.check_places()
+        _check_inputs(fake, evaluator)
         _note_hazards(view, evaluator, evaluating=True)
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
@@ -279,6 +282,34 @@ def _alone(view: ModelView) -> Iterator[None]:
         if view.asked.outputs is None or casts or type(error) not in (CaptureError, DrawnError):
             raise
         raise EvaluationError(str(error)) from error
+
+
+def _check_inputs(fake: FakeModel, recorder: Recorder) -> None:
+    """CaptureError for a step that writes an input of which a plan gets a copy, or that may be a
+    part of another input, or that asks for the gradient of one."""
+    view = fake.view
+    inputs = {f"i{index}": each for index, each in enumerate(view.inputs.items())}
+    for (name, _), tensor in zip(view.inputs.items(), fake.inputs, strict=True):
+        if tensor.requires_grad:
+            raise located(
+                source_of(view.model),
+                f"input '{name}' is made to require grad in forward, and its .grad would not be "
+                "there; use its .detach().requires_grad_()",
+            )
+    written = recorder.cones.written(inputs) if view.asked.outputs is not None else set()
+    once = {id(tensor): tensor for tensor in view.inputs.values()}
+    storages = Counter(storage_of(tensor) for tensor in once.values()) if written else Counter()
+    for each in sorted(written):
+        name, tensor = inputs[each]
+        why = "" if is_itself(tensor) else "is a view with gaps, or that is conjugated"
+        if storages[storage_of(tensor)] > 1:
+            why = "has the memory of another one"
+        if why:
+            raise located(
+                source_of(view.model),
+                f"input '{name}' is written in forward and {why}: a compiled step would write a "
+                "copy; give its .clone()",
+            )
 
 
 def _note_hazards(view: ModelView, recorder: Recorder, *, evaluating: bool) -> None:

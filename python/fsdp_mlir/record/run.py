@@ -23,7 +23,9 @@ def _located_errors(recorder: Recorder) -> Iterator[None]:
         raise
     except Exception as error:
         location = recorder.sources.traceback(error.__traceback__)
-        raise located(location, f"{type(error).__name__}: {error}") from error
+        # contextlib takes a RuntimeError that a StopIteration has caused for the latter.
+        cause = None if isinstance(error, StopIteration) else error
+        raise located(location, f"{type(error).__name__}: {error}") from cause
 
 
 def traced(

@@ -26,6 +26,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from fsdp_mlir.modules.module_stack import ModuleStack
+from fsdp_mlir.modules.place import is_librarys
 from fsdp_mlir.modules.placed import has_wrapper
 from fsdp_mlir.modules.weights import State
 from fsdp_mlir.record import collectives, operators, places, versions
@@ -121,7 +122,7 @@ class Recorder(TorchDispatchMode):
         generator: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self._asserts, self._defers = asserts, defers
+        self._asserts, self._defers, self._rereads = asserts, defers, rereads
         self._results = results or FakeResults()
         self._target, self._device = device, device.type
         self._first_constant = first_constant
@@ -373,7 +374,9 @@ class Recorder(TorchDispatchMode):
         drawn = self.cones.draws(name)
         # What is drawn is decided before the step, and an error that code expects is a branch.
         asserts = fakes[0].dtype == torch.bool and not drawn and not expects_errors()
-        wanted = demanded(model_frame()) if asserts else None
+        frame = model_frame()
+        catches = self._rereads and not is_librarys(frame.f_code.co_filename)  # the user's loop may
+        wanted = demanded(frame, asserts=catches) if asserts else None
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted

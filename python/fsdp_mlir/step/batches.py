@@ -14,9 +14,17 @@ from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.growing import GROWING
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.step.called import Call, Called
-from fsdp_mlir.step.nested import form, is_plain, named_leaves, pattern, rebuilt, repetitions
+from fsdp_mlir.step.nested import (
+    form,
+    is_plain,
+    named_leaves,
+    pattern,
+    rebuilt,
+    repetitions,
+    sharing,
+)
 from fsdp_mlir.step.training_step import Loss, by_position, signature_of
-from fsdp_mlir.support.layouts import Strides, is_dense, laid_out
+from fsdp_mlir.support.layouts import Strides, is_dense, is_itself, laid_out
 
 Batch = dict[str, Any]
 
@@ -190,7 +198,7 @@ class Inputs:
             (name, type(value).__name__ if name in numbers else self._form(name, value))
             for name, value in self.given(batch).items()
         )
-        return (*values, *repetitions(batch).items())
+        return (*values, *repetitions(batch).items(), *sharing(batch).items())
 
     def _form(self, name: str, value: Any) -> Any:
         return form(value, _form_of_tensor, name, self._unread)
@@ -225,20 +233,11 @@ class Inputs:
             f"{why and f' ({why})'}"
         )
 
-    def with_gaps(self, batch: Batch) -> str:
+    def unfit(self, batch: Batch) -> str:
         """Why a batch has no plan: a plan takes dense tensors, on which sums have other bits than
         on a view with gaps or repeated elements. Empty if there is no such input."""
-        found = (
-            f"input '{path}' is a view with gaps, of shape {list(value.shape)} and strides "
-            f"{list(value.stride())}, on which sums have other bits than on dense data; give its "
-            ".contiguous()"
-            for name, given in batch.items()
-            for path, value in named_leaves(name, given)
-            if isinstance(value, Tensor)
-            and (value.is_floating_point() or value.is_complex())
-            and not is_dense(value.shape, value.stride())
-        )
-        return next(found, "")
+        leaves = (leaf for name, given in batch.items() for leaf in named_leaves(name, given))
+        return next(filter(None, (_unfit(*leaf) for leaf in leaves if _is_tensor(*leaf))), "")
 
     def _is_optional(self, name: str) -> bool:
         if self._names is not None and name in self._names[: self.positional]:
@@ -321,8 +320,26 @@ def tensors(batch: Batch) -> list[Tensor]:
     ]
 
 
+def _unfit(path: str, value: Tensor) -> str:
+    if value.is_nested or value.layout != torch.strided:
+        return f"input '{path}' is a {'nested' if value.is_nested else 'sparse'} tensor"
+    if is_dense(value.shape, value.stride()) or not (
+        value.is_floating_point() or value.is_complex()
+    ):
+        return ""
+    return (
+        f"input '{path}' is a view with gaps, of shape {list(value.shape)} and strides "
+        f"{list(value.stride())}, on which sums have other bits than on dense data; give its "
+        ".contiguous()"
+    )
+
+
 def _form_of_tensor(value: Tensor) -> tuple[Any, ...]:
+    if value.is_nested or value.layout != torch.strided:
+        return str(value.dtype), "not dense"
     form = str(value.dtype), tuple(value.shape), _strides(value), value.requires_grad
+    if not is_itself(value):
+        form = *form, "copied"
     attributes = vars(value) if type(value) is Tensor else {}
     return (*form, *sorted(attributes))  # which code may ask for
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsdp_mlir.modules.containers import items_of
 from fsdp_mlir.modules.left import Spot
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.step.nested import form, named_leaves, rebuilt
@@ -249,7 +250,7 @@ def _tensors(value: Any, made: bool = False) -> list[Tensor]:
     """Those of a tensor, or of nested tuples, lists and dicts of nothing else; none of anything
     else. They are of no subclass, but for stand-ins that a recording has `made`."""
     nested = isinstance(value, tuple) or type(value) in (list, dict)
-    if nested and len(value) > _MOST:
+    if nested and len(items_of(value)) > _MOST:
         return []
     leaves = [x for _, x in named_leaves("", value)] if nested else [value]
     are = (type(x) is Tensor or (made and isinstance(x, Tensor)) for x in leaves)

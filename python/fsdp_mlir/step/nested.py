@@ -135,6 +135,21 @@ def repetitions(named: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
+def sharing(named: Mapping[str, Any]) -> dict[str, str]:
+    """The tensors in these values that have the memory of an earlier one, by other objects, as in
+    `repetitions`."""
+    first: dict[int, tuple[int, str]] = {}
+    found = {}
+    for name, value in named.items():
+        for path, leaf in named_leaves(name, value):
+            if isinstance(leaf, Tensor) and leaf.layout == torch.strided and not leaf.is_nested:
+                storage = leaf.untyped_storage()._cdata
+                identity, earlier = first.setdefault(storage, (id(leaf), path))
+                if identity != id(leaf):
+                    found[path] = earlier
+    return found
+
+
 def form(
     value: Any, of_tensor: Callable[[Tensor], Any], name: str = "", unread: Set[str] = frozenset()
 ) -> Any:

@@ -44,6 +44,12 @@ def laid_out_copy(tensor: Tensor, expanded: bool = True) -> Tensor:
     return made
 
 
+def is_itself(tensor: Tensor) -> bool:
+    """Whether a plan of this process takes the memory of an input, and not a copy."""
+    bits = tensor.is_conj() or tensor.is_neg() or not tensor.is_cpu
+    return not bits and is_dense(tensor.shape, tensor.stride())
+
+
 def is_dense(shape: torch.Size, strides: Strides) -> bool:
     """Whether every element of a storage, from its beginning on, belongs to the tensor exactly
     once."""

@@ -1,0 +1,153 @@
+"""Inputs that forward writes: the caller's tensors have it, as FSDP2's do, or there is no plan."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import fsdp_mlir
+import pytest
+import torch
+import torch.distributed.fsdp
+from torch import Tensor, nn
+from twins import full
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.embedding(x))
+
+
+def masked(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    """Padding is ignored, as the losses of many language models do."""
+    t[t == 3] = -100
+    return nn.functional.cross_entropy(model(x).flatten(0, -2), t.flatten())
+
+
+def mapped(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    t[t == 3] = 0
+    return nn.functional.cross_entropy(model(x).flatten(0, -2), t.flatten())
+
+
+def read(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x).flatten(0, -2), t.flatten())
+
+
+def negated(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    t.mul_(2)
+    return model(x).mean() * t.float().mean()
+
+
+def asked(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    weight = t.float().requires_grad_()
+    hidden = model(x).flatten(0, -2).mean(1) * weight.flatten()
+    return hidden.mean() + torch.autograd.grad(hidden.sum(), weight, create_graph=True)[0].mean()
+
+
+def dense(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def with_gaps(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return tokens[:, :-1].contiguous(), tokens[:, 1:]
+
+
+def overlapping(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def parts(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Without gaps, of one memory."""
+    return tokens.flatten()[:-4], tokens.flatten()[4:]
+
+
+def transposed(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    x, t = dense(tokens)
+    return x, t.t().contiguous().t()
+
+
+def negative(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    x, t = dense(tokens)
+    return x, torch._neg_view(t)
+
+
+def trained(loss: Any, made: Callable[[Tensor], Any], *, ours: bool) -> tuple[Any, ...]:
+    model: Any = Words()
+    (fsdp_mlir if ours else torch.distributed.fsdp).fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(model, compute_loss=loss, optimizer=optimizer) if ours else None
+    found: list[Any] = []
+    for number in range(3):
+        tokens = torch.randint(0, 10, (4, 9), generator=torch.Generator().manual_seed(number))
+        batch = made(tokens)
+        if step is not None:
+            value = step(*batch)
+        else:
+            value = loss(model, *batch)
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append((value.item(), tokens.tolist(), *(each.tolist() for each in batch)))
+    found += [full(param).tolist() for param in model.parameters()]
+    return found, step and len(step._plans._made)
+
+
+@pytest.mark.parametrize(
+    ("loss", "made", "plans"),
+    [
+        *((masked, dense, 1), (masked, transposed, 1), (masked, with_gaps, 0)),
+        *((mapped, overlapping, 0), (mapped, parts, 0), (negated, negative, 0)),
+        *((read, with_gaps, 1), (read, overlapping, 1), (read, parts, 1), (asked, dense, 1)),
+    ],
+)
+def test_the_caller_has_what_is_written(loss: Any, made: Any, plans: int) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        got, count = trained(loss, made, ours=True)
+    want, _ = trained(loss, made, ours=False)
+    assert got == want and count == plans
+    lines = [str(each.message) for each in caught if "without a plan" in str(each.message)]
+    assert len(lines) == (not plans)
+    assert plans or "is written in forward and" in lines[0]
+
+
+def test_the_gradient_of_an_input() -> None:
+    """The caller's tensor would have it."""
+
+    def loss(model: Any, x: Tensor) -> Tensor:
+        x.requires_grad_()
+        return model(x).square().mean()
+
+    found = []
+    for ours in (True, False):
+        torch.manual_seed(0)
+        model: Any = nn.Linear(4, 4)
+        (fsdp_mlir if ours else torch.distributed.fsdp).fully_shard(model)
+        x = torch.ones(4, 4)
+        if ours:
+            optimizer = torch.optim.SGD(model.parameters())
+            step = fsdp_mlir.compile(model, compute_loss=loss, optimizer=optimizer)
+            with pytest.warns(UserWarning, match="'x' is made to require grad in forward"):
+                step.backward(x)
+        else:
+            loss(model, x).backward()
+        found.append((x.requires_grad, x.grad.tolist()))
+    assert found[0] == found[1]
+
+
+def test_a_nested_tensor() -> None:
+    model: Any = fsdp_mlir.fully_shard(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = fsdp_mlir.compile(
+        model, compute_loss=lambda m, x: m(x).to_padded_tensor(0.0).mean(), optimizer=optimizer
+    )
+    x = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    want = model(x).to_padded_tensor(0.0).mean()
+    with pytest.warns(UserWarning, match="input 'x' is a nested tensor"):
+        assert torch.equal(step(x), want.detach())
