@@ -235,8 +235,36 @@ class Looked(Net):
         return super().forward(x) * F.embedding(places, self.b.weight.t())
 
 
+class Largest(Net):
+    """Looks up where its largest elements are, which is in range whatever it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.a(x)
+        top, places = hidden.max(1)
+        _, order = hidden[:, :4].topk(2)
+        alone = torch.zeros_like(hidden).scatter(1, places[:, None], top[:, None])
+        kinds = (
+            F.one_hot(hidden.argmin(1), 16) + alone + F.embedding(places, self.b.weight.t()).sum()
+        )
+        extra = self.b(kinds) + hidden.gather(1, order).sum()
+        return super().forward(x) + extra / 1000
+
+
+class Sized(Net):
+    """No step can be recorded for the first guess, whose size is what it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        classes = max((self.a(x).abs().max() / 5).long() + 1, 16)
+        kinds = F.one_hot(x.argmax(1), classes)[:, :16]
+        return super().forward(x) + self.b(kinds.to(x.dtype))
+
+
 @pytest.mark.parametrize(
-    ("kind", "plans"), [(Writing, True), (Caught, True), (Kept, True), (Looked, False)]
+    ("kind", "plans"),
+    [
+        *((Writing, True), (Caught, True), (Kept, True), (Looked, False)),
+        *((Largest, True), (Sized, True)),
+    ],
 )
 def test_what_is_put_back(kind: type[Net], plans: bool, planned: list[None]) -> None:
     def run(compiled: bool) -> list[Any]:
@@ -245,7 +273,7 @@ def test_what_is_put_back(kind: type[Net], plans: bool, planned: list[None]) -> 
         step = fsdp_mlir.compile(model, loss=squares, optimizer=optimizer) if compiled else None
         found: list[Any] = []
         # The first example shows a way that the second one does not take.
-        first = 1.0 if kind in (Caught, Kept) else 100.0
+        first = 1.0 if kind in (Caught, Kept, Sized) else 100.0
         for number, scale in enumerate([first, 1.0, 100.0, 1.0, 1.0, 1.0, 100.0, 1.0]):
             x = torch.randn(16, 8, generator=torch.Generator().manual_seed(number)) * scale
             if step is not None:

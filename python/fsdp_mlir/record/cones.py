@@ -185,13 +185,13 @@ class Cones:
 
     def dtype(self, name: str) -> torch.dtype | None:
         """That of a value, if it is known."""
-        kind = self._type(name)
+        kind = self.type(name)
         return None if kind is None else kind.dtype
 
     def most(self, name: str) -> int | None:
         """A bound of the magnitudes in a value of integers or bools, if one is known from what it
         follows from."""
-        kind = self._type(name)
+        kind = self.type(name)
         if kind is None or kind.dtype.is_floating_point or kind.dtype.is_complex:
             return None
         if kind.dtype == torch.bool:
@@ -205,7 +205,7 @@ class Cones:
         if packet in _DRAWS:
             return max(map(abs, numbers), default=None)
         taken = next(_refs(node.args), None)
-        of = None if taken is None else self._type(taken.name)
+        of = None if taken is None else self.type(taken.name)
         if taken is None or of is None:
             return None
         count = torch.Size(of.shape).numel()
@@ -214,7 +214,8 @@ class Cones:
         inner = self.most(taken.name) if packet in (*_KEEPING, *_SUMS) else None
         return inner and inner * (count if packet in _SUMS else 1)
 
-    def _type(self, name: str) -> TensorType | None:
+    def type(self, name: str) -> TensorType | None:
+        """That of a value, if it is known."""
         if name in self._sources:
             return TensorType.of(self._sources[name])
         for node in self._trace.nodes:
@@ -273,7 +274,7 @@ class Cones:
         args = list(node.args)
         for at, arg in enumerate(args):
             if isinstance(arg, Ref):
-                form = self._type(arg.name)
+                form = self.type(arg.name)
                 assert form is not None
                 args[at] = Ref(f"{arg.name} of {node.outs}")
                 strides = form.strides or make_contiguous_strides_for(form.shape)

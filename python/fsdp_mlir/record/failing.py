@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from fsdp_mlir.record.cones import Cones
-from fsdp_mlir.record.graph import Node, Ref, Trace
+from fsdp_mlir.record.graph import Node, Ref, Trace, written_arguments
+from fsdp_mlir.record.trace import ASSERTIONS
 
 # By the names of arguments that have to be in a range, if they are integers.
 _PLACES = {"index", "indices", "target", "targets", "offsets", "repeats"}
@@ -19,16 +23,35 @@ _OF_VALUES = (
     *("bernoulli_.Tensor", "multinomial", "poisson", "binomial", "normal.Tensor", "normal.float_T"),
     *("_standard_gamma", "_sample_dirichlet", "ctc_loss", "_ctc_loss", "histc"),
 )
+aten = torch.ops.aten
+
 _SAFE = ("linalg_vector_norm", "linalg_cross")
 _OF_CLASSES = ("one_hot", "bincount")
 
 
+# Whose last result are places along a dimension of what they take, and what keeps these.
+_OF_PLACES = {
+    *(aten.argmax, aten.argmin, aten.argsort, aten.max, aten.min, aten.topk, aten.sort),
+    *(aten.median, aten.nanmedian, aten.mode, aten.kthvalue, aten.cummax, aten.cummin),
+}
+_KEEPING = {
+    *(aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.squeeze, aten.unsqueeze),
+    *(aten.transpose, aten.permute, aten.t, aten.select, aten.slice, aten.unbind, aten.split),
+    *(aten.clone, aten.detach, aten.alias, aten.lift_fresh, aten.flatten),
+}
+
+
 def may_fail(trace: Trace, cones: Cones) -> bool:
     """Whether a call may fail on values that do not follow from integers and bools from outside of
-    the step alone: whether these are right does not depend on what the step computes."""
+    the step alone: whether these are right does not depend on what the step computes. Nor does it
+    of the places of the largest elements and the like, which are there."""
+    within = _Within(trace, cones)
     return any(
         (_named(node).startswith(_OF_VALUES) and not _named(node).startswith(_SAFE))
-        or not all(cones.is_exact(name) for name in _places(node, cones))
+        or (node.func in ASSERTIONS and not within.holds(node))
+        or not all(
+            cones.is_exact(name) or within.has(name, size) for name, size in _places(node, cones)
+        )
         for node in trace.nodes
     )
 
@@ -37,14 +60,111 @@ def _named(node: Node) -> str:
     return str(node.func).removeprefix("aten.")
 
 
-def _places(node: Node, cones: Cones) -> Iterator[str]:
-    """The values of a call that have to be in a range."""
+def _places(node: Node, cones: Cones) -> Iterator[tuple[str, int]]:
+    """The values of a call that have to be in a range from 0 on, and its end; 0 if that is not
+    known."""
     of_classes = _named(node).startswith(_OF_CLASSES)
     for formal, value in zip(node.func._schema.arguments, node.args, strict=True):
         if formal.name in _PLACES or (of_classes and formal.name == "self"):
-            for each in value if isinstance(value, (list, tuple)) else [value]:
+            several = isinstance(value, (list, tuple))
+            for position, each in enumerate(value if several else [value]):
                 if isinstance(each, Ref) and cones.dtype(each.name) not in _FLOATS:
-                    yield each.name
+                    yield each.name, _end(node, cones, position if several else None)
 
 
+def _end(node: Node, cones: Cones, position: int | None) -> int:
+    """That of the places in a list at `position`, or of the only ones."""
+    given = dict(zip((x.name for x in node.func._schema.arguments), node.args, strict=True))
+    for count in ("num_classes", "num_weights"):
+        if count in given:
+            return max(0, given[count])
+    of = given.get("weight", given.get("self"))
+    kind = cones.type(of.name) if isinstance(of, Ref) else None
+    if kind is None:
+        return 0
+    if node.func.overloadpacket is aten.embedding:
+        return kind.shape[0]
+    indices = given.get("indices") if position is not None else ()
+    if any(isinstance(x, Ref) and cones.dtype(x.name) in _MASKS for x in indices or ()):
+        return 0  # a mask may be of several dimensions
+    dim = position if position is not None else given.get("dim")
+    return kind.shape[dim] if isinstance(dim, int) and kind.shape else 0
+
+
+class _Within:
+    """Which values are places that are there."""
+
+    def __init__(self, trace: Trace, cones: Cones) -> None:
+        self._cones = cones
+        self._made: dict[str, Node] = {}
+        for node in trace.nodes:
+            for name in (each for out in node.outs for each in _names(out)):
+                self._made.setdefault(name, node)  # what is written in place keeps its name
+        self._written = {
+            self._root(each.name)
+            for node in trace.nodes
+            for each in tree_leaves(written_arguments(node.func, node.args))
+            if isinstance(each, Ref)
+        }
+
+    def _root(self, name: str) -> str:
+        """The value of which that is a view, or a copy."""
+        while (node := self._made.get(name)) is not None:
+            formals = node.func._schema.arguments
+            is_copy = node.func.overloadpacket in _KEEPING
+            viewed = [
+                value.name
+                for formal, value in zip(formals, node.args, strict=True)
+                if isinstance(value, Ref) and (is_copy or formal.alias_info is not None)
+            ]
+            if not viewed or viewed[0] == name:
+                break
+            name = viewed[0]
+        return name
+
+    def holds(self, node: Node) -> bool:
+        """Whether it asserts what plain.composites does of classes, and they are such places."""
+        every = self._made_by(node.args[0], aten.all.default)
+        both = every and self._made_by(every.args[0], aten.bitwise_and.Tensor)
+        if not both:
+            return False
+        least = self._made_by(both.args[0], aten.ge.Scalar)
+        most = self._made_by(both.args[1], aten.lt.Scalar)
+        if not least or not most or least.args[1] != 0 or least.args[0] != most.args[0]:
+            return False
+        return isinstance(most.args[0], Ref) and self.has(most.args[0].name, most.args[1])
+
+    def _made_by(self, value: Any, func: OpOverload) -> Node | None:
+        node = self._made.get(value.name) if isinstance(value, Ref) else None
+        return node if node is not None and node.func is func else None
+
+    def has(self, name: str, end: int) -> bool:
+        """Whether all of its elements are from 0 to below `end`."""
+        node = self._made.get(name)
+        if node is None or self._root(name) in self._written:
+            return False
+        taken = node.args[0]
+        if not isinstance(taken, Ref):
+            return False
+        if node.func.overloadpacket in _KEEPING:
+            return self.has(taken.name, end)
+        if node.func.overloadpacket is aten._to_copy:
+            return self._cones.dtype(name) in (torch.int64, torch.int32) and self.has(
+                taken.name, end
+            )
+        kind = self._cones.type(taken.name)
+        if node.func.overloadpacket not in _OF_PLACES or name != node.outs[-1] or kind is None:
+            return False
+        names = [formal.name for formal in node.func._schema.arguments]
+        dim = node.args[names.index("dim")] if "dim" in names else None
+        along = kind.shape[dim] if isinstance(dim, int) and kind.shape else 0
+        count = torch.Size(kind.shape).numel() if dim is None else along
+        return 0 < count <= end
+
+
+def _names(out: str | list[str]) -> list[str]:
+    return [out] if isinstance(out, str) else out
+
+
+_MASKS = {torch.bool, torch.uint8}
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}

@@ -92,9 +92,10 @@ class Assumed:
         """Whether it says that a number can be calculated, of which nothing is made."""
         return item.formula[0] == "computes" and not self._returns
 
-    def failed(self) -> None:
-        """After an error of the model: the last guess may be why."""
-        if self.outcomes:
+    def failed(self, *, of_capture: bool = False) -> None:
+        """After an error of the model: the last guess may be why. So it may be if what records the
+        step has failed, if that has been a guess."""
+        if self.outcomes and (not of_capture or len(self.outcomes) > len(self._known)):
             raise self._otherwise(len(self.outcomes) - 1)
 
     def _otherwise(self, index: int) -> CaptureError:

@@ -73,8 +73,8 @@ class Decides(Protocol):
         """While the same step runs eagerly."""
         raise NotImplementedError
 
-    def failed(self) -> None:
-        """After an error of the model, while the step is recorded."""
+    def failed(self, *, of_capture: bool = False) -> None:
+        """After an error of the model, while the step is recorded, or of what records it."""
         raise NotImplementedError
 
 
@@ -457,7 +457,9 @@ class Items:
         with self._given_by(give, is_read):
             try:
                 yield
-            except CaptureError:
+            except CaptureError as error:
+                if self._decides is not None and type(error) is CaptureError:
+                    self._decides.failed(of_capture=True)
                 raise
             except Exception as error:
                 if isinstance(error, TypeError) and Item.__name__ in str(error):
