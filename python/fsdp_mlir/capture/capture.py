@@ -202,10 +202,14 @@ class _Cast(Exception):
 
 
 def _once(asked: Asked) -> proof.Checked:
+    view = None
     try:
-        return proof.check(record(FakeModel(ModelView.of(asked))))
+        view = ModelView.of(asked)
+        return proof.check(record(FakeModel(view)))
     except CaptureError as error:
-        if error.casts and asked.casts is None:
+        # What the number has been read for, such as a size, may be the reason.
+        has_cast = view is not None and view.step.has_cast and type(error) is CaptureError
+        if (error.casts or has_cast) and asked.casts is None:
             raise _Cast(error) from error
         if asked.casts is not None and type(error) is CaptureError:
             raise asked.casts from error

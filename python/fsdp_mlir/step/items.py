@@ -33,6 +33,7 @@ from fsdp_mlir.modules.left import Calculated
 from fsdp_mlir.step.casts import casts_of_numbers
 from fsdp_mlir.step.numbers import Number, Numbers
 from fsdp_mlir.step.operands import Operand, tensors_of_operands
+from fsdp_mlir.step.slices import assigning
 from fsdp_mlir.support.errors import (
     CaptureError,
     DrawnError,
@@ -293,6 +294,7 @@ def _as(dtype: torch.dtype, number: int) -> Any:
 # float64 only.
 _ON_TENSORS = {"add", "sub", "mul", "neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"}
 _OF_FLOATS = {"truediv"}
+_OF_INTEGERS = {"mod", "int"}
 
 # Numbers of one list.
 _MOST_LISTED = 64
@@ -320,7 +322,8 @@ def _is_computed(formula: Formula, *, is_float: bool) -> bool:
         return True
     if name == "number":
         return is_float or type(rest[0]) is not float
-    known = name in _ON_TENSORS or (is_float and name in _OF_FLOATS) or name == "float"
+    of_kind = _OF_FLOATS if is_float else _OF_INTEGERS
+    known = name in _ON_TENSORS or name in of_kind or name == "float"
     return known and all(_is_computed(each, is_float=is_float) for each in rest)
 
 
@@ -335,7 +338,15 @@ def _sizes(formula: Formula, most: Mapping[int | str, int]) -> Iterator[int]:
         return
     sizes = [list(_sizes(each, most)) for each in rest]
     own = [each[0] for each in sizes]
-    yield own[0] * own[1] if name == "mul" else 0 if name == "truediv" else sum(own)
+    yield (
+        own[0] * own[1]
+        if name == "mul"
+        else 0
+        if name == "truediv"
+        else own[1]
+        if name == "mod"
+        else sum(own)
+    )
     for each in sizes:
         yield from each
 
@@ -347,7 +358,7 @@ def _computed(formula: Formula, tensors: Mapping[int | str, Tensor]) -> Any:
     if name in ("item", "number"):
         return value_of(formula, tensors)
     terms = [_computed(each, tensors) for each in rest]
-    if name == "float":
+    if name in ("float", "int"):
         return terms[0]  # all of them are
     dtype = next(iter(tensors.values())).dtype
     terms = [term.to(dtype) if isinstance(term, Tensor) else term for term in terms]
@@ -360,7 +371,7 @@ def _divisors(formula: Formula) -> Iterator[Formula]:
     name, *rest = formula
     if name in ("item", "number"):
         return
-    if name in _OF_FLOATS:
+    if name in (*_OF_FLOATS, "mod"):
         yield rest[1]
     for each in rest:
         yield from _divisors(each)
@@ -412,6 +423,7 @@ class Items:
         self._relied = relied
         self._asks = cache(asks)
         self.defers = False  # a number that the step may rely on can be an Item
+        self.has_cast = False  # a call of `float` or `int` has read a number, which cannot be one
         # By the places of reads, in the order of the reads there: what calls without data make is
         # read elsewhere. None for a number, or the error of an Item.
         self._gives: dict[Where, list[CaptureError | None]] = {}
@@ -501,6 +513,17 @@ class Items:
             yield
         run.ended = True
 
+    def _noting(self, read: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def cast(tensor: Tensor) -> Any:
+            self.has_cast |= isinstance(tensor, FakeTensor)
+            try:
+                return read(tensor)
+            except CaptureError as error:
+                error.casts = True
+                raise
+
+        return cast
+
     def _begin(self, *, records: bool) -> _Run:
         if self._decides is not None:
             self._decides.begin(records=records)
@@ -532,21 +555,11 @@ class Items:
             return listed(tensor.detach())
 
         truths = {"__bool__": truth} if self._decides else {}
-        casts = {name: _noting_casts(getattr(Tensor, name)) for name in ("__float__", "__int__")}
-        methods = {"item": item, "tolist": to_list, **truths, **casts}
+        casts = {name: self._noting(getattr(Tensor, name)) for name in ("__float__", "__int__")}
+        assigns = {"__setitem__": assigning(Tensor.__setitem__)}
+        methods = {"item": item, "tolist": to_list, **truths, **casts, **assigns}
         with _giving(methods), casts_of_numbers(self._casts), tensors_of_operands():
             yield
-
-
-def _noting_casts(read: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    def cast(tensor: Tensor) -> Any:
-        try:
-            return read(tensor)
-        except CaptureError as error:
-            error.casts = True
-            raise
-
-    return cast
 
 
 def _reader(frame: FrameType) -> Where:

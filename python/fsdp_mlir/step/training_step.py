@@ -22,7 +22,7 @@ from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.growing import Growing
 from fsdp_mlir.modules.left import Made, Slots, is_made
 from fsdp_mlir.modules.outside import asks_for_numbers
-from fsdp_mlir.modules.place import Place
+from fsdp_mlir.modules.place import Place, model_class
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.modules.weights import modules_by_path
 from fsdp_mlir.step.assumed import Assumed, Outcomes
@@ -234,6 +234,11 @@ class TrainingStep(nn.Module):
             yield
 
     @property
+    def has_cast(self) -> bool:
+        """Items.has_cast of either mode."""
+        return any(each.has_cast for each in self._items)
+
+    @property
     def defers(self) -> bool:
         """Items.defers of those of forward now."""
         return self._items[self._evaluating].defers
@@ -434,7 +439,8 @@ class TrainingStep(nn.Module):
 
 def _modules_of(model: nn.Module, loss: Any) -> list[ModuleType]:
     """Those that have the code of a model and its loss function."""
-    owners = [*(type(module) for module in model.modules()), getattr(loss, "func", loss)]
+    classes = [model_class(type(module)) for module in model.modules()]
+    owners = [*classes, getattr(loss, "func", loss)]
     names = dict.fromkeys(str(getattr(owner, "__module__", "")) for owner in owners)
     found = (sys.modules.get(name) for name in names if name.partition(".")[0] != "torch")
     return [module for module in found if module is not None]
