@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
@@ -180,17 +179,19 @@ def test_the_seed_is_another_one_while_a_step_is_recorded() -> None:
 def test_a_package_that_was_installed_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by --target: it is no code of the user's."""
-    installed, own = tmp_path / "installed", tmp_path / "own"
-    for folder in (installed, own):
-        folder.mkdir()
-        (folder / "module.py").write_text("")
-        monkeypatch.syspath_prepend(str(folder))
-    (installed / "package-1.0.dist-info").mkdir()
-    assert is_librarys(str(installed / "module.py")) and not is_librarys(str(own / "module.py"))
+    """As by --target: it is no code of the user's, which may be beside it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("package", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "module.py").write_text("")
+    (tmp_path / "package-1.0.dist-info").mkdir()
+    (tmp_path / "package-1.0.dist-info" / "RECORD").write_text("package/module.py,sha256=x,0\n")
+    assert is_librarys(str(tmp_path / "package" / "module.py"))
+    own = str(tmp_path / "own" / "module.py")
+    assert not is_librarys(own)
     found = ModuleType("module")
-    found.__file__ = str(own / "module.py")
-    assert not is_library(found) and str(own) in sys.path
+    found.__file__ = own
+    assert not is_library(found)
 
 
 def test_an_error_that_the_loop_catches() -> None:

@@ -52,6 +52,7 @@ NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 _SITES = ("site-packages", "dist-packages")
+_RECORDS = "*.dist-info/RECORD"
 _PACKAGE = f"{Path(__file__).parent.parent}{os.sep}"
 # Of the package, what a model's code may be.
 _MODELS = tuple(f"{_PACKAGE}{name}{os.sep}" for name in ("models", "integrations"))
@@ -197,17 +198,21 @@ def is_librarys(file: str) -> bool:
 
 def _is_installed(file: str) -> bool:
     """Whether it was installed elsewhere, as by `pip install --user` or `--target`."""
-    above = (
-        each
-        for each in map(Path, sys.path)
-        if each.is_absolute() and file.startswith(f"{each}{os.sep}")
-    )
-    return any(each.name in _SITES or _has_installed(each) for each in above)
+    for folder in {each for each in sys.path if os.path.isabs(each)}:
+        inside = file.removeprefix(f"{folder}{os.sep}")
+        if inside != file and (
+            Path(folder).name in _SITES or inside.partition(os.sep)[0] in _installed(folder)
+        ):
+            return True
+    return False
 
 
 @cache
-def _has_installed(folder: Path) -> bool:
-    return next(folder.glob("*.dist-info"), None) is not None
+def _installed(folder: str) -> frozenset[str]:
+    """The files and folders there that packages have brought: beside them may be a user's own."""
+    records = [record.read_text(errors="replace") for record in Path(folder).glob(_RECORDS)]
+    lines = (line for record in records for line in record.splitlines())
+    return frozenset(line.partition(",")[0].partition("/")[0] for line in lines)
 
 
 def model_class(kind: type) -> type:
