@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.utils._pytree import tree_map_only
 
 from fsdp_mlir.record.known import flat_tensors
-from fsdp_mlir.support.errors import Location, located
+from fsdp_mlir.support.errors import Location, SourceMap, located, model_frame
 
 # The generator's seed is this plus the position. The seed is part of the state that code reads and
 # sets.
@@ -27,14 +27,16 @@ _FIRST_SEED = 0x5EED << 44
 
 
 def is_draw(func: OpOverload, values: list[Any]) -> bool:
-    """Whether a call draws from PyTorch's own generator of its device."""
-    return (
-        torch.Tag.nondeterministic_seeded in func.tags
-        and not any(isinstance(value, torch.Generator) for value in values)
-        and not any(
-            formal.name == "dropout_p" and value == 0
-            for formal, value in zip(func._schema.arguments, values, strict=True)
+    """Whether a call draws. CaptureError if it does so from a generator that it is given."""
+    if any(isinstance(value, torch.Generator) for value in values):
+        raise located(
+            SourceMap().frame(model_frame()),
+            f"'{func}' draws from a torch.Generator that it is given, which a plan does not have; "
+            "draw before the step, or from PyTorch's own by not giving one",
         )
+    return torch.Tag.nondeterministic_seeded in func.tags and not any(
+        formal.name == "dropout_p" and value == 0
+        for formal, value in zip(func._schema.arguments, values, strict=True)
     )
 
 
