@@ -229,3 +229,22 @@ def test_an_error_that_the_loop_catches() -> None:
 
     got, want = run(True), run(False)
     assert got == want and got.count("bad batch") == 2
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_loss_of_one_element(alone: bool) -> None:
+    """Which backward() takes."""
+
+    def loss(model: Any, x: Tensor) -> Any:
+        value = model(x).reshape(1)
+        return value if alone else {"loss": value, "half": value / 2}
+
+    model: Any = Net()
+    step = compiled(model, compute_loss=loss)
+    for number in range(3):
+        want = loss(model, X * number)
+        model.reshard()
+        got = step(X * number)
+        for key in [0] if alone else ["loss", "half"]:
+            assert got[key].shape == want[key].shape and torch.equal(got[key], want[key].detach())
+    assert step.evaluate(X)[0 if alone else "loss"].shape == want[0 if alone else "loss"].shape

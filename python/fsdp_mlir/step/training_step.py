@@ -163,7 +163,7 @@ class TrainingStep(nn.Module):
         self.followed = Candidates()
 
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The scalar loss; CaptureError if it is not a scalar loss."""
+        """The scalar loss; CaptureError if it is neither a scalar nor of one element."""
         loss = self._taken(self.value(inputs))
         self._take_counts()
         if self.assumed_now is not None:
@@ -425,6 +425,8 @@ class TrainingStep(nn.Module):
             raise located(
                 where, f"{what} is no tensor: expected a scalar, got '{type(value).__name__}'{fix}"
             )
+        if value.shape == (1,):
+            value = value.reshape(())  # which backward() takes, too
         if value.dim() != 0 or not value.is_floating_point():
             dtype = str(value.dtype).removeprefix("torch.")
             raise located(
