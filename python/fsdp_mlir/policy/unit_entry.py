@@ -6,6 +6,10 @@ gradient of such an input is first summed over its uses inside the unit, then wi
 uses, and an input that nothing in the unit uses gets zeros. Autograd by itself adds in the reverse
 order of the uses. The sums have different bits if an input is used at least twice inside a unit and
 once later outside it.
+
+What the function gives are views of the inputs. A view has other strides along dimensions of one
+element, as of a batch of one image whose channels are last: then operators such as convolutions
+take another way.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.modules.weights import State, modules_by_path
 from fsdp_mlir.support.errors import CaptureError
+from fsdp_mlir.support.layouts import view_strides
 
 # A differentiable value: the node that made it, and which of its results it is.
 Edge = tuple[Node, int]
@@ -59,14 +64,19 @@ class UnitEntry(torch.autograd.Function):
 
 class _Renamed(TorchDispatchMode):
     """Hides from a recorder below the calls by which autograd makes aliases of a function's
-    unchanged inputs."""
+    unchanged inputs, unless these have other strides."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func.is_view:
+        if func.is_view and not _is_restrided(args[0]):
             return torch.ops.aten.detach.default(args[0])
         return func(*args, **(kwargs or {}))
+
+
+def _is_restrided(tensor: Tensor) -> bool:
+    """Whether a view of the same shape has other strides."""
+    return 1 in tensor.shape and view_strides(tensor, tensor.shape) != tensor.stride()
 
 
 class _Unit:
@@ -146,12 +156,14 @@ def _in_backward() -> bool:
 @dataclass
 class _Call:
     """One call of a module: its inputs that require gradients, each with the argument's name, and
-    the sequence numbers of the autograd nodes that it made."""
+    the sequence numbers of the autograd nodes that it made. `restrided`: the argument of one that
+    has other strides as a view."""
 
     module: str
     inputs: list[tuple[str, GradientEdge]]
     begin: int
     end: int = 0
+    restrided: str = ""
 
 
 class Places(Protocol):
@@ -284,6 +296,8 @@ class Entries:
             named = [(names[min(i, len(names) - 1)], value) for i, value in enumerate(args)]
             for argument, value in (*named, *kwargs.items()):
                 for tensor in collect_grad_tensors(value):
+                    if _is_restrided(tensor):
+                        call.restrided = argument
                     with _Renamed():
                         call.inputs.append((argument, get_gradient_edge(tensor)))
         self._open.append(call)
@@ -303,6 +317,8 @@ class Entries:
         uses = _Uses(loss)
         found: dict[str, str] = {}
         for call in self._calls:
+            if call.restrided:
+                found.setdefault(call.module, call.restrided)
             edges = [uses.origin(edge) for _, edge in call.inputs]
             inside = [[call.begin <= at < call.end for at in uses.of(edge)] for edge in edges]
             if not any(map(any, inside)):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
-from fsdp_mlir.support.layouts import Strides, is_dense
+from fsdp_mlir.support.layouts import Strides, is_dense, view_strides
 
 aten = torch.ops.aten
 
@@ -197,6 +197,11 @@ _RULES: dict[OpOverload, dict[int, _Rule]] = {
 }
 
 
+# Fake kernels leave a tensor as it is if it has the shape already, and else may give other strides
+# along dimensions of one element.
+_VIEWS = {aten.view.default, aten._unsafe_view.default}
+
+
 def of_kernels(func: OpOverload, values: list[Any], result: Any) -> Any:
     """`result` of the fake kernel of `func` with the strides and memory of the CPU's; inside the
     fake mode.
@@ -205,6 +210,9 @@ def of_kernels(func: OpOverload, values: list[Any], result: Any) -> Any:
     """
     if isinstance(result, tuple):
         result = _apart(result)
+    if func in _VIEWS and 1 in result.shape:
+        strides = view_strides(values[0], result.shape)
+        return result.as_strided(result.shape, strides, result.storage_offset())
     rules = _RULES.get(func)
     if rules is None:
         return result

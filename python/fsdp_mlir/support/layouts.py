@@ -5,8 +5,11 @@ Strides are in elements, those of `torch.Tensor.stride()`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Strides = tuple[int, ...]
 
@@ -62,6 +65,14 @@ def is_dense(shape: torch.Size, strides: Strides) -> bool:
                 return False
             step *= size
     return True
+
+
+def view_strides(tensor: Tensor, shape: Sequence[int]) -> Strides:
+    """Those of `tensor.view(shape)`."""
+    with _disable_current_modes():
+        made = torch.empty_strided(tensor.shape, tensor.stride(), device="meta")
+        strides: Strides = made.view(shape).stride()
+        return strides
 
 
 def storage_of(tensor: Tensor) -> int:
