@@ -431,7 +431,7 @@ class Masking(Base):
 
     def forward(self, x: Tensor) -> Tensor:
         loss = (self.keeper() @ self.outputs(x)).mean()
-        return loss * 2 if self.asks and float(loss) > 1e9 else loss
+        return loss * 2 if self.asks and f"{loss.item():.0f}" == "9" else loss
 
 
 @pytest.fixture
