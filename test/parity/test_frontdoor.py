@@ -68,7 +68,7 @@ model.set_gradient_divide_factor(3.0 + rank)
 attempt(optimizer=sgd)
 model.set_gradient_divide_factor(3.0)
 attempt(optimizer=sgd if rank == 0 else 3)
-attempt(optimizer=sgd, loss=lambda output: output[None])
+attempt(optimizer=sgd, loss=lambda output: torch.stack([output, output]))
 attempt(optimizer=sgd)(batch)
 os._exit(0)
 """
