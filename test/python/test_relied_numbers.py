@@ -207,9 +207,25 @@ class OfFloats(Net):
 
 
 class Written(Net):
+    """A size."""
+
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        self.stride.add_(1)
+        return hidden.repeat(int(self.stride), 1)
+
+
+class Counted(Net):
+    """An operand."""
+
     def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
         self.stride.add_(1)
         return hidden * int(self.stride)
+
+
+def test_an_operand_that_each_step_counts() -> None:
+    pair = Twins(Counted, X, SGD)
+    pair.assert_equal_steps(6)
+    assert len(pair.step._plans._made) == 1
 
 
 @pytest.mark.parametrize("model", [OfItsOwn, OfFloats, Written])
