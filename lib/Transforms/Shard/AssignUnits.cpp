@@ -311,9 +311,10 @@ private:
     return success();
   }
 
-  /// Gradients of a unit's inputs are summed inside it first, and the captured
-  /// program has these sums: a unit for which that makes a difference must have
-  /// been one at capture, and the other way round.
+  /// Gradients of a unit's inputs are summed inside it first, and the inputs
+  /// are views, whose strides may be others. The captured program has these
+  /// sums and views: a unit for which they make a difference must have been one
+  /// at capture, and the other way round.
   LogicalResult checkEntries(ModuleOp module, llvm::IntEqClasses &joined) {
     auto entries = module->getAttrOfType<DictionaryAttr>(entriesAttrName);
     if (!entries)
@@ -344,9 +345,10 @@ private:
         if (auto input = entries.getAs<StringAttr>(name))
           return emitError(loc)
                  << "unit \"" << llvm::join(modules, "+") << "\" " << fault
-                 << ", and gradients of input " << input << " of \"" << name
-                 << "\" are summed inside a unit first; capture the model "
-                    "with a config that has these units";
+                 << ", and what a unit does with input " << input << " of \""
+                 << name
+                 << "\" changes bits; capture the model with a config that "
+                    "has these units";
       return success();
     };
     for (const auto &[modules, loc] : wanted)

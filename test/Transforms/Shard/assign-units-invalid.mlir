@@ -99,7 +99,7 @@ module attributes {fsdp.captured_precision = {
 // The program sums the gradients of inputs as the units of the capture do.
 module attributes {fsdp.captured_units = [["a"]], fsdp.entries = {b = "memory"}} {
   fsdp.unit_pattern "a"
-  // expected-error @below {{unit "b" was not one at capture, and gradients of input "memory" of "b" are summed inside a unit first; capture the model with a config that has these units}}
+  // expected-error @below {{unit "b" was not one at capture, and what a unit does with input "memory" of "b" changes bits; capture the model with a config that has these units}}
   fsdp.unit_pattern "b"
   fsdp.param @a.weight : tensor<4x4xf32>
   fsdp.param @b.weight : tensor<4x4xf32>
@@ -107,7 +107,7 @@ module attributes {fsdp.captured_units = [["a"]], fsdp.entries = {b = "memory"}}
 
 // -----
 
-// expected-error @below {{unit "a+b" was one at capture and is not one now, and gradients of input "memory" of "b" are summed}}
+// expected-error @below {{unit "a+b" was one at capture and is not one now, and what a unit does with input "memory" of "b" changes bits}}
 module attributes {fsdp.captured_units = [["a", "b"]], fsdp.entries = {b = "memory"}} {
   fsdp.unit_pattern "a"
   fsdp.param @a.weight : tensor<4x4xf32>
