@@ -139,6 +139,88 @@ class ByTwoNames(Growing):
         return super().forward(x * 2 if len(self.same) % 3 == 0 else x)
 
 
+class Named(Growing):
+    same: list[Any] | None = None
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x.mean())
+        return super().forward(x * 2 if self.same and len(self.same) % 3 == 0 else x)
+
+
+class InATuple(Growing):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = (self.all, 1)
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x.mean())
+        return super().forward(x * 2 if len(self.pair[0]) % 3 == 0 else x)
+
+
+class ByAMethod(Growing):
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = self.all.__len__
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x.mean())
+        return super().forward(x * (1 + self._count() % 3))
+
+
+class OfItsClass(Growing):
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x.mean())
+        return super().forward(x * 2 if type(self.all) is list else x)
+
+
+class Caught(Growing):
+    """The error of what stands there while the step is recorded."""
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x.mean() + 2)
+        with suppress(TypeError):
+            x = x * torch.stack(self.all).mean()
+        return super().forward(x)
+
+
+class Joined(Growing):
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(1.0)
+        return super().forward(x * len([0.0] + self.all))  # noqa: RUF005
+
+
+class Unbound(Growing):
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(1.0)
+        list.append(self.all, 2.0)
+        return super().forward(x)
+
+
+class OfItsOwn(Growing):
+    """An object that is there before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stats = {"n": 0}
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append((self.stats,))
+        return super().forward(x)
+
+
+class Sharing(Growing):
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        output = super().forward(x)
+        self.all += [output, output[0]]
+        return output
+
+
+class OfAnInput(Growing):
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x)
+        return super().forward(x)
+
+
 def go_on(_: nn.Module) -> None:
     pass
 
@@ -204,14 +286,34 @@ def test_evaluation(evaluation: bool) -> None:
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        *((Counting, "by __len__"), (Catching, "by __getitem__"), (Stacking, "but got _Item")),
+        *(
+            (Counting, "by __len__"),
+            (Catching, "by __getitem__"),
+            (Stacking, "an operator takes it"),
+        ),
         *((OfABuffer, "append a .clone()"), (InBackward, "so does backward")),
-        (ByTwoNames, "elsewhere in the next"),
+        *((ByTwoNames, "elsewhere in the next"), (InATuple, "elsewhere in the next")),
+        *((ByAMethod, "is not what eager"), (OfItsClass, "is not what eager")),
+        *(
+            (Caught, "an operator takes it"),
+            (Joined, "is not what eager"),
+            (Unbound, "other means"),
+        ),
+        *((OfItsOwn, "before the step"), (Sharing, "append a .clone()")),
+        (OfAnInput, "append a .clone()"),
     ],
 )
 def test_what_has_no_plan(model: type[nn.Module], why: str) -> None:
     run, lines = assert_equal(model, plain)
     assert not run.step._plans._made and len(lines) == 1 and why in lines[0]
+
+
+def test_another_name_later() -> None:
+    def name(model: Any) -> None:
+        model.same = model.all
+
+    run, lines = assert_equal(Named, plain, name)
+    assert run.step._plans._made and len(lines) == 1 and "has another name, too" in lines[0]
 
 
 def test_microbatches() -> None:

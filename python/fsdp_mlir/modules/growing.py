@@ -1,20 +1,25 @@
 """Lists that a step appends to, such as the losses of an epoch, which a loop reads and clears.
 
-While a step is recorded or replayed, something else stands in the place of each. Forward may append
-to it, read the last items that it has appended itself, and do nothing else with it. After each step
-the same is appended to the list that is there.
+While a step is recorded, something else stands in the place of each. Forward may append to it, read
+the last items that it has appended itself, and do nothing else with it. Eager replays have the list
+itself, which grows: whoever reads it otherwise, such as by its class or where an operator takes it,
+computes something else than was recorded. After each step the same is appended to the list that is
+there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fsdp_mlir.modules.containers import has_same_objects
-from fsdp_mlir.modules.place import Place
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fsdp_mlir.modules.containers import has_same_objects, items_of
+from fsdp_mlir.modules.left import Calculated
+from fsdp_mlir.modules.place import Place, built_in
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.errors import CaptureError, SourceMap, is_ours, located, model_frame
 
@@ -28,12 +33,24 @@ _OF_ITSELF = {"__new__", "__init__", "__getattribute__", "__class_getitem__", "_
 class _Item:
     """The one item of a stand-in, for code that looks at items without asking the class."""
 
+    def __init__(self, of: _StandIn) -> None:
+        self.of = of
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        for each in tree_leaves((args, kwargs)):
+            if isinstance(each, (cls, _StandIn)):
+                raise (each.of if isinstance(each, cls) else each).refuse("an operator takes it")
+        raise CaptureError("an operator takes a list to which forward appends")
+
 
 class _StandIn:
     """That of a list which messages call `label`, until it is `closed`. `error`: the first one."""
 
     def __init__(self, label: str, most: int | None) -> None:
-        super().__init__([_Item()])
+        super().__init__(*([_Item(self)], most)[: 1 if most is None else 2])
         self.label, self.most = label, most
         self.appended: list[Any] = []
         self.closed = False
@@ -88,9 +105,32 @@ class Growing:
         self._places = dict(places)
         self._before: dict[str, Any] = {}
         self._stand_ins: dict[str, Any] = {}
+        self._contents: dict[str, list[Any]] = {}  # of the lists themselves
+        self._known: Collection[int] = ()
 
-    def put(self) -> None:
-        """Puts stand-ins in their places, until `restore`."""
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def check(self, state: PythonState) -> None:
+        """CaptureError for one that is held elsewhere, too. What is in `state` is appended to
+        none."""
+        self._known = state.known()
+        for name, place in self._places.items():
+            if state.is_shared(place.value()):
+                raise CaptureError(f"'{name}', to which forward appends, has another name, too")
+
+    def knows(self, value: Any) -> bool:
+        """Whether it is a container or an object that was there before the step, or has one."""
+        kind = built_in(type(value))
+        if id(value) in self._known and (kind is not None or hasattr(value, "__dict__")):
+            return True
+        return kind is not None and any(map(self.knows, items_of(value)))
+
+    def put(self, *, recording: bool) -> None:
+        """Before forward: puts stand-ins in their places for a recording, until `restore`."""
+        if not recording:
+            self._contents = {name: [*place.value()] for name, place in self._places.items()}
+            return
         for name, place in self._places.items():
             self._before.setdefault(name, place.value())
             own = self._before[name]
@@ -100,8 +140,13 @@ class Growing:
     def appended(self) -> dict[str, list[Any]]:
         """At the end of forward: what it has appended to them; it may not do so later. CaptureError
         if it did something else with them."""
+        if not self._stand_ins:
+            return {name: self._replayed(name) for name in self._places}
         found = {}
         for name, stand_in in self._stand_ins.items():
+            kind = built_in(type(stand_in))
+            if kind.__len__(stand_in) != 1:
+                stand_in.refuse("writes it by other means")
             if self._places[name].value() is not stand_in:
                 stand_in.refuse("puts something else there")
             if stand_in.error is not None:
@@ -109,6 +154,14 @@ class Growing:
             found[name], stand_in.appended = stand_in.appended, []
             stand_in.closed = True
         return found
+
+    def _replayed(self, name: str) -> list[Any]:
+        """The same of the list itself, in which it leaves no stand-ins for numbers."""
+        value, was = self._places[name].value(), self._contents[name]
+        count = _appended(was, [*value], value)
+        items = [value.pop() for _ in range(count)][::-1]
+        value.extend(tree_map(lambda x: 0.0 if isinstance(x, Calculated) else x, items))
+        return items
 
     def restore(self) -> None:
         for name, value in self._before.items():
@@ -140,8 +193,7 @@ def grown(
 
     spots = {(id(spot.owner), spot.name): value for spot, value in first.spots(*GROWING)}
     found = {key: x for key, x in spots.items() if type(x) in GROWING and grows(x)}
-    # Code may read one by another name.
-    return {key: x for key, x in found.items() if sum(x is each for each in spots.values()) == 1}
+    return {key: x for key, x in found.items() if not first.is_shared(x)}
 
 
 def _appended(was: Sequence[Any], now: Sequence[Any], value: Any) -> int:

@@ -201,7 +201,7 @@ def _is_installed(file: str) -> bool:
     for folder in {each for each in sys.path if os.path.isabs(each)}:
         inside = file.removeprefix(f"{folder}{os.sep}")
         if inside != file and (
-            Path(folder).name in _SITES or inside.partition(os.sep)[0] in _installed(folder)
+            Path(folder).name in _SITES or inside.replace(os.sep, "/") in _installed(folder)
         ):
             return True
     return False
@@ -209,10 +209,10 @@ def _is_installed(file: str) -> bool:
 
 @cache
 def _installed(folder: str) -> frozenset[str]:
-    """The files and folders there that packages have brought: beside them may be a user's own."""
+    """The files there that packages have brought: beside them may be a user's own."""
     records = [record.read_text(errors="replace") for record in Path(folder).glob(_RECORDS)]
     lines = (line for record in records for line in record.splitlines())
-    return frozenset(line.partition(",")[0].partition("/")[0] for line in lines)
+    return frozenset(line.partition(",")[0] for line in lines)
 
 
 def model_class(kind: type) -> type:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from types import BuiltinMethodType
 from typing import Any
 
 import numpy as np
@@ -276,7 +277,7 @@ class PythonState:
         values, tensors and objects that were there before, and tensors that have `slots`."""
         copies = Copies(slots) if slots and slots.paths else None
         before = self.contents()
-        place = Placing({*self._seen, *before}, copies)
+        place = Placing(self.known(), copies)
         found: list[Left] = [] if copies is None else [copies]
         for container, content in after._contents:
             old = before.get(id(container))
@@ -319,6 +320,16 @@ class PythonState:
     def contents(self) -> dict[int, Any]:
         """Those of containers, by their ids."""
         return {id(container): content for container, content in self._contents}
+
+    def known(self) -> set[int]:
+        """The ids of what was there."""
+        return {*self._seen, *self.contents()}
+
+    def is_shared(self, container: Any) -> bool:
+        """Whether it is held in several places, or by one of its methods."""
+        methods = (x for x in self._seen.values() if type(x) is BuiltinMethodType)
+        again = ("object", id(container)) in self.leaves.values()
+        return again or any(x.__self__ is container for x in methods)
 
     def spots(self, *kinds: type) -> Iterator[tuple[Spot, Any]]:
         """Attributes, and items of dicts and lists, that held a value of one of these kinds, with

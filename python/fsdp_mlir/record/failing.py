@@ -29,10 +29,12 @@ _SAFE = ("linalg_vector_norm", "linalg_cross")
 _OF_CLASSES = ("one_hot", "bincount")
 
 
-# Whose last result are places along a dimension of what they take, and what keeps these.
-_OF_PLACES = {
-    *(aten.argmax, aten.argmin, aten.argsort, aten.max, aten.min, aten.topk, aten.sort),
-    *(aten.median, aten.nanmedian, aten.mode, aten.kthvalue, aten.cummax, aten.cummin),
+# Whose only result are places along a dimension of what they take, or the second of two, and what
+# keeps these.
+_OF_PLACES = {aten.argmax, aten.argmin, aten.argsort}
+_WITH_PLACES = {
+    *(aten.max, aten.min, aten.topk, aten.sort, aten.median, aten.nanmedian, aten.mode),
+    *(aten.kthvalue, aten.cummax, aten.cummin),
 }
 _KEEPING = {
     *(aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.squeeze, aten.unsqueeze),
@@ -153,7 +155,9 @@ class _Within:
                 taken.name, end
             )
         kind = self._cones.type(taken.name)
-        if node.func.overloadpacket not in _OF_PLACES or name != node.outs[-1] or kind is None:
+        are_places = _OF_PLACES if len(node.outs) == 1 else _WITH_PLACES
+        packet = node.func.overloadpacket
+        if packet not in are_places or name != node.outs[-1] or kind is None:
             return False
         names = [formal.name for formal in node.func._schema.arguments]
         dim = node.args[names.index("dim")] if "dim" in names else None

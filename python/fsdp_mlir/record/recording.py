@@ -289,7 +289,11 @@ def _check_inputs(fake: FakeModel, recorder: Recorder) -> None:
     part of another input, or that asks for the gradient of one."""
     view = fake.view
     inputs = {f"i{index}": each for index, each in enumerate(view.inputs.items())}
-    for (name, _), tensor in zip(view.inputs.items(), fake.inputs, strict=True):
+    for (name, example), tensor in zip(view.inputs.items(), fake.inputs, strict=True):
+        if tensor.shape != example.shape:
+            raise located(
+                source_of(view.model), f"input '{name}' gets another shape in forward, as by .t_()"
+            )
         if tensor.requires_grad:
             raise located(
                 source_of(view.model),

@@ -141,6 +141,7 @@ class TrainingStep(nn.Module):
         self._in_places = Held(held or {})
         self._growing = Growing(growing or {})
         self._own: set[int] = set()  # the memory of the state that the model holds
+        self._of_inputs: set[int] = set()
         given = {name: self._constants[name] for name in numbers}
         users = _modules_of(model, loss) if draws is not None or casts else []
         self._drawing = Drawing(draws, users)
@@ -195,13 +196,26 @@ class TrainingStep(nn.Module):
 
     def _appended(self) -> dict[str, list[Any]]:
         found = self._growing.appended()
+        shared = set(self._of_inputs)
         for name, items in found.items() if self.numbers.recording else ():
+            if self._growing.knows(items):
+                raise self._error(
+                    f"an object that was there before the step is appended to '{name}', of which a "
+                    "compiled step would append a copy; append a copy"
+                )
             for each in tree_leaves(items):
                 if isinstance(each, Tensor) and not is_made(each, self._own):
                     raise self._error(
                         f"a parameter or a buffer is appended to '{name}', of which a compiled "
                         "step would append a copy; append a .clone()"
                     )
+                if isinstance(each, Tensor) and _memory(each) in shared:
+                    raise self._error(
+                        f"a tensor is appended to '{name}' that has the memory of an input or of "
+                        "another one there, of which a compiled step would append a copy; append a "
+                        ".clone()"
+                    )
+                shared |= {_memory(each)} if isinstance(each, Tensor) else set()
         return found
 
     def _error(self, text: str) -> CaptureError:
@@ -262,13 +276,15 @@ class TrainingStep(nn.Module):
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
+        tensors = [each for each in inputs if isinstance(each, Tensor)] if self._growing else []
+        self._of_inputs = set(map(_memory, tensors))
         constants, drawn = self._constants, dict[str, Any]()
         if self.numbers.given:
             *inputs, source = inputs
             values = self._in_places.put(self.numbers.values(source))
             drawn = {name: values.pop(name) for name in self._drawn}
             constants = constants | values
-        self._growing.put()
+        self._growing.put(recording=self.numbers.recording)
         constants = {name: self._without_unread(name, each) for name, each in constants.items()}
         modes = {"evaluating": self._evaluating, "recording": self.numbers.recording}
         with self._held(inputs) as inputs, self._drawing.given(drawn, **modes):
@@ -326,6 +342,7 @@ class TrainingStep(nn.Module):
         """Before the first recording, with the Python state then: places whose tensors the step may
         read and replace. `own`: the storages of the model's state."""
         self.followed = Candidates(begin, own)
+        self._growing.check(begin)
 
     def settle(
         self,
