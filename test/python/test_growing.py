@@ -65,6 +65,18 @@ class Rotating(Growing):
         return super().forward(x)
 
 
+class Bounded(Growing):
+    """By a length that the loop changes, with the list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = deque(maxlen=4)
+
+    def forward(self, x: Tensor, **_: Any) -> Tensor:
+        self.all.append(x.mean())
+        return super().forward(x * self.all.maxlen)
+
+
 class Criterion:
     def __init__(self) -> None:
         self.history: list[float] = []
@@ -306,6 +318,32 @@ def test_evaluation(evaluation: bool) -> None:
 def test_what_has_no_plan(model: type[nn.Module], why: str) -> None:
     run, lines = assert_equal(model, plain)
     assert not run.step._plans._made and len(lines) == 1 and why in lines[0]
+
+
+@pytest.mark.parametrize("made", [lambda all: deque(all, maxlen=3), lambda all: deque(all)])
+def test_another_length(made: Callable[[Any], Any]) -> None:
+    """Or none: such a step is an error."""
+
+    def change(model: Any) -> None:
+        if model.all.maxlen == 4:
+            model.all = made(model.all)
+
+    class Guarded(Bounded):
+        def forward(self, x: Tensor, **_: Any) -> Tensor:
+            self.all.append(x.mean())
+            return Net.forward(self, x * (self.all.maxlen or 1))
+
+    run, lines = assert_equal(Guarded, plain, change)
+    assert len(run.step._plans._made) == 2 and not lines
+
+
+def test_a_long_list() -> None:
+    """Which no module holds."""
+    FOUND[:] = [torch.zeros(())] * 1500
+    run = Run(Net, in_a_global, ours=True, fallback="error")
+    for number in range(4):
+        run(X * number, T)
+    assert len(FOUND) == 1504 and len(run.step._plans._made) == 1
 
 
 def test_another_name_later() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import fsdp_mlir
@@ -139,6 +140,22 @@ def test_the_gradient_of_an_input() -> None:
             loss(model, x).backward()
         found.append((x.requires_grad, x.grad.tolist()))
     assert found[0] == found[1]
+
+
+def test_a_capture_for_another_process(tmp_path: Path) -> None:
+    """There nobody has the inputs afterwards."""
+
+    def loss(output: Tensor, x: Tensor) -> Tensor:
+        return output.mean() * x.requires_grad_().mean()
+
+    done = fsdp_mlir.capture(
+        nn.Linear(4, 4),
+        args=(torch.ones(4, 4),),
+        kwargs={"x": torch.ones(4)},
+        loss=loss,
+        path=tmp_path / "model.pt",
+    )
+    assert done.path.exists()
 
 
 def test_a_nested_tensor() -> None:

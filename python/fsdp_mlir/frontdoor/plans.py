@@ -30,6 +30,7 @@ from fsdp_mlir.frontdoor.requests import Request
 from fsdp_mlir.frontdoor.together import EXCHANGE_SECONDS, NoPlan, OptionError, as_no_plan, together
 from fsdp_mlir.frontdoor.unchanged import Unchanged, as_before
 from fsdp_mlir.modules import sharding, weights
+from fsdp_mlir.modules.growing import emptied
 from fsdp_mlir.modules.left import Lasts, Leaving
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.record import collectives
@@ -476,7 +477,7 @@ class Plans:
 
 def _held_now(request: Request) -> dict[str, tuple[Place, Any]]:
     """Of lists that grow those of the first comparison: what is in them does not matter."""
-    lists = {name: (place, type(place.value())()) for name, place in request.growing.items()}
+    lists = {name: (place, emptied(place.value())) for name, place in request.growing.items()}
     return lists | {name: (place, place.value()) for name, place in request.held.items()}
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor.process_reads import EVERY
 from fsdp_mlir.frontdoor.reached import MEMBERS, Calls, Read, Snapshot, same
 from fsdp_mlir.modules import hooks
-from fsdp_mlir.modules.growing import GROWING
+from fsdp_mlir.modules.growing import GROWING, is_alike
 from fsdp_mlir.modules.hooks import GLOBAL_HOOKS, HOOKS, STATE_DICT_HOOKS
 from fsdp_mlir.modules.outside import attributes_read, reached
 from fsdp_mlir.modules.place import ABSENT, CONTAINERS, OF_MODULES, SCALARS, Place, built_in
@@ -358,7 +358,7 @@ class Unchanged:
 def as_before(values: Mapping[str, tuple[Place, Any]]) -> Iterator[None]:
     """In the body, places that have numbers, or lists that grow, have these."""
     now = [(place, place.value(), value) for place, value in values.values()]
-    now = [each for each in now if is_number(each[1]) or type(each[1]) in GROWING]
+    now = [each for each in now if is_number(each[1]) or is_alike(*each[1:])]
     try:
         for place, _, value in now:
             place.put(value)

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fsdp_mlir.modules.containers import has_same_objects, items_of
 from fsdp_mlir.modules.left import Calculated
-from fsdp_mlir.modules.place import Place, built_in
+from fsdp_mlir.modules.place import Lent, Place, built_in
 from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.errors import CaptureError, SourceMap, is_ours, located, model_frame
 
@@ -95,21 +94,33 @@ def _stand_in(kind: type) -> type:
     return type(f"_Growing{kind.__name__}", (_StandIn, kind), methods | copies)
 
 
+def _most(value: Any) -> int | None:
+    """How many items a list may have."""
+    return getattr(value, "maxlen", None)
+
+
+def emptied(value: Any) -> Any:
+    """A list like this one, without items."""
+    made = value.copy()
+    made.clear()
+    return made
+
+
+def is_alike(value: Any, other: Any) -> bool:
+    """Whether both are such lists, of which only the items may differ."""
+    return type(value) in GROWING and type(value) is type(other) and _most(value) == _most(other)
+
+
 _STAND_INS = {kind: _stand_in(kind) for kind in GROWING}
 
 
-class Growing:
-    """Those in `places`, by their names."""
+class Growing(Lent):
+    """Those in its places."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
-        self._places = dict(places)
-        self._before: dict[str, Any] = {}
-        self._stand_ins: dict[str, Any] = {}
+        super().__init__(places)
         self._contents: dict[str, list[Any]] = {}  # of the lists themselves
         self._known: Collection[int] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._places)
 
     def check(self, state: PythonState) -> None:
         """CaptureError for one that is held elsewhere, too. What is in `state` is appended to
@@ -132,18 +143,16 @@ class Growing:
             self._contents = {name: [*place.value()] for name, place in self._places.items()}
             return
         for name, place in self._places.items():
-            self._before.setdefault(name, place.value())
-            own = self._before[name]
-            self._stand_ins[name] = _STAND_INS[type(own)](name, getattr(own, "maxlen", None))
-            place.put(self._stand_ins[name])
+            own = self._before.get(name, place.value())
+            self.lend(name, _STAND_INS[type(own)](name, _most(own)))
 
     def appended(self) -> dict[str, list[Any]]:
         """At the end of forward: what it has appended to them; it may not do so later. CaptureError
         if it did something else with them."""
-        if not self._stand_ins:
+        if not self._lent:
             return {name: self._replayed(name) for name in self._places}
         found = {}
-        for name, stand_in in self._stand_ins.items():
+        for name, stand_in in self._lent.items():
             kind = built_in(type(stand_in))
             if kind.__len__(stand_in) != 1:
                 stand_in.refuse("writes it by other means")
@@ -162,20 +171,6 @@ class Growing:
         items = [value.pop() for _ in range(count)][::-1]
         value.extend(tree_map(lambda x: 0.0 if isinstance(x, Calculated) else x, items))
         return items
-
-    def restore(self) -> None:
-        for name, value in self._before.items():
-            self._places[name].put(value)
-        self._before.clear()
-        self._stand_ins.clear()
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Does so at the end of the body."""
-        try:
-            yield
-        finally:
-            self.restore()
 
 
 def grown(
@@ -198,7 +193,7 @@ def grown(
 
 def _appended(was: Sequence[Any], now: Sequence[Any], value: Any) -> int:
     """How many items; 0 if something else has been done with the list, or all it had is gone."""
-    was, now, most = [*was], [*now], getattr(value, "maxlen", None)
+    was, now, most = [*was], [*now], _most(value)
     if has_same_objects(was, now):
         return 0
     least = max(1, len(now) - len(was))

@@ -13,7 +13,8 @@ import sys
 import sysconfig
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -48,6 +49,8 @@ BUFFERS = (
 POINTERS = (ctypes._Pointer, ctypes._CFuncPtr)
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 DATA = (*SCALARS, *CONTAINERS, *BUFFERS, *GENERATORS, Tensor, np.ndarray, ContextVar)
+# Without a module of Python or code in it.
+PLAIN = (*SCALARS, *GENERATORS, Tensor, np.ndarray)
 NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _NO_MODELS = {"torch", "numpy", *sys.stdlib_module_names}
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -165,6 +168,35 @@ class Place:
             assign(name, value)
         elif self.value() is not ABSENT:
             remove(name)
+
+
+class Lent:
+    """Places, by their names, that have something else until `restore`."""
+
+    def __init__(self, places: Mapping[str, Place]) -> None:
+        self._places = dict(places)
+        self._before: dict[str, Any] = {}
+        self._lent: dict[str, Any] = {}
+
+    def lend(self, name: str, value: Any) -> None:
+        """A second forward of a step may do so again."""
+        self._before.setdefault(name, self._places[name].value())
+        self._lent[name] = value
+        self._places[name].put(value)
+
+    def restore(self) -> None:
+        for name, value in self._before.items():
+            self._places[name].put(value)
+        self._before.clear()
+        self._lent.clear()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Does so at the end of the body."""
+        try:
+            yield
+        finally:
+            self.restore()
 
 
 def is_same(now: Any, value: Any) -> bool:

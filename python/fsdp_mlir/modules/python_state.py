@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from types import BuiltinMethodType
+from types import BuiltinMethodType, MethodWrapperType
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,6 @@ from fsdp_mlir.modules.containers import (
     is_other_order,
     is_plain,
     is_table,
-    item_at,
     items,
     names_itself,
 )
@@ -64,7 +63,7 @@ from fsdp_mlir.modules.place import (
     opened,
     slot_names,
 )
-from fsdp_mlir.modules.untaken import guarded
+from fsdp_mlir.modules.untaken import standing_in
 
 _MAX_NESTED = 64  # of containers
 _MAX_SHARED = 1000  # elements of a container that no module of the model holds
@@ -207,33 +206,8 @@ class PythonState:
         for memo, info in self._closed:
             if info.currsize:
                 raise memos.refused(memo)
-        lent: list[tuple[Callable[[Any], None], Callable[[], Any], Any, Any]] = []
-
-        def lend(name: Any, value: Any, put: Any, get: Any) -> None:
-            if (guard := guarded(name, value)) is not value:
-                lent.append((put, get, value, guard))
-
-        for container, content in self._contents:
-            kind = built_in(type(container))
-            for key, value in items(content):
-                if type(value) in SCALARS:
-                    continue
-                get = partial(kind.get if isinstance(container, dict) else item_at, container, key)
-                lend(key, value, partial(kind.__setitem__, container, key), partial(get, None))
-        for owner, attributes in self._slots:
-            for name, value in attributes.items():
-                put = partial(object.__setattr__, owner, name)
-                lend(name, value, put, partial(getattr, owner, name, None))
-        for place, value in self._outside:
-            lend(place.label, value, place.put, place.value)
-        try:
-            for put, _, _, guard in lent:
-                put(guard)
+        with standing_in(self._contents, self._slots, self._outside):
             yield
-        finally:
-            for put, get, value, guard in lent:
-                if get() is guard:
-                    put(value)
 
     def changes(self, after: PythonState) -> list[str]:
         """The paths that differ, in order."""
@@ -327,9 +301,12 @@ class PythonState:
 
     def is_shared(self, container: Any) -> bool:
         """Whether it is held in several places, or by one of its methods."""
-        methods = (x for x in self._seen.values() if type(x) is BuiltinMethodType)
-        again = ("object", id(container)) in self.leaves.values()
-        return again or any(x.__self__ is container for x in methods)
+        kinds = BuiltinMethodType, MethodWrapperType
+        methods = (x for x in self._seen.values() if type(x) in kinds)
+        # The first place of a container is not compared by identity, unless that is a long one.
+        places = [*self.leaves.values()].count(("object", id(container)))
+        is_long = id(container) not in self.looked_into()
+        return places > is_long or any(x.__self__ is container for x in methods)
 
     def spots(self, *kinds: type) -> Iterator[tuple[Spot, Any]]:
         """Attributes, and items of dicts and lists, that held a value of one of these kinds, with

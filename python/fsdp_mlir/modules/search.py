@@ -17,7 +17,6 @@ from operator import attrgetter, methodcaller
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any, cast
 
-import numpy as np
 from torch import Tensor, nn
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
@@ -42,8 +41,8 @@ from fsdp_mlir.modules.place import (
     ABSENT,
     CONTAINERS,
     DATA,
-    GENERATORS,
     NAMESPACES,
+    PLAIN,
     REFERENT,
     SCALARS,
     Code,
@@ -62,6 +61,7 @@ from fsdp_mlir.modules.place import (
     referent,
     slot_names,
 )
+from fsdp_mlir.modules.python_modules import MOST_DEPTH, MOST_ITEMS, PythonModules
 from fsdp_mlir.modules.untaken import is_taken_from
 from fsdp_mlir.support.errors import CaptureError
 
@@ -75,9 +75,6 @@ OF_CALLS = frozenset(
 _OPERATORS = frozenset(name for name in dir(Tensor) if name[:2] == "__" and name not in dir(object))
 _OF_TENSORS = frozenset(dir(Tensor))
 _OF_IMPORTS = {"modules", "path", "meta_path", "path_hooks", "path_importer_cache"}  # of sys
-_PLAIN = (*SCALARS, *GENERATORS, Tensor, np.ndarray)
-_MOST_ITEMS = 2000  # of containers that are searched for what has code
-_MOST_DEPTH = 6
 _MOST_ROUNDS = 1000
 
 
@@ -108,12 +105,11 @@ class Search:
         self._tools: dict[int, tuple[str, Any]] = {}  # see _add_tool
         self._keys: dict[int, tuple[str, Any, Mapping[str, Any]]] = {}  # see named
         self._of_library: list[tuple[str, dict[str, Any], type]] = []  # see _add_parts
-        self._searched: dict[int, Any] = {}  # for Python modules
-        self._python: dict[int, ModuleType] = {}  # modules of Python that are held as values
+        self._python = PythonModules()
         self._known: tuple[int, ...] = ()  # how much of all this the last round began with
 
     def all(self) -> list[Place]:
-        found = (self._named, self._got, self._reached, self._python, self._of_library)
+        found = (self._named, self._got, self._reached, self._python.found, self._of_library)
         found = (*found, self._passed, self._named_outside, self._tools, self._owners)
         rounds = 0
         while self._functions or self._objects or self._known != tuple(map(len, found)):
@@ -136,7 +132,7 @@ class Search:
                 self._add_tool(label, tool)
             for parts in list(self._of_library):
                 self._add_parts(*parts)
-            for python in list(self._python.values()):
+            for python in list(self._python.found.values()):
                 self._add_members(python, self._named)
             for name in sorted(_OPERATORS | (self._named & _OF_TENSORS)):
                 self._add_of_library(Tensor, name, f"Tensor.{name}", data=False)
@@ -294,7 +290,7 @@ class Search:
         is_proxy = type(value) in weakref.ProxyTypes
         if self._reaches and is_proxy:
             self.add_object(label, value)
-        if not self._reaches or is_proxy or isinstance(value, _PLAIN):
+        if not self._reaches or is_proxy or isinstance(value, PLAIN):
             return
         if isinstance(value, ContextVar):
             value = value.get(None)
@@ -305,10 +301,10 @@ class Search:
                 self.add_object(label, value)
             elif not has_own_attributes(value):
                 self._tools[id(value)] = (label, value)
-        elif depth < _MOST_DEPTH and id(value) not in self._inside:
+        elif depth < MOST_DEPTH and id(value) not in self._inside:
             self._inside[id(value)] = value
             items = items_of(value)
-            if self._items + len(items) <= _MOST_ITEMS:
+            if self._items + len(items) <= MOST_ITEMS:
                 self._items += len(items)
                 for index, item in enumerate(items):
                     self.look_inside(f"{label}[{index}]", item, depth + 1)
@@ -318,13 +314,10 @@ class Search:
         what the object keeps for others, such as the counters of a loop. If one of them passes the
         object on, also what other code names of it."""
         owner, attributes = method.__self__, getattr(method.__self__, "__dict__", None)
-        if isinstance(owner, type):
-            self._methods_from(method.__func__, owner)
-            self.add_class(owner)
-            return
-        if isinstance(owner, nn.Module) or not isinstance(attributes, dict):
+        if isinstance(owner, (type, nn.Module)) or not isinstance(attributes, dict):
             self._add_function(method.__func__)
-            self.add_object(label, owner)
+            add = self.add_class if isinstance(owner, type) else partial(self.add_object, label)
+            add(owner)
             return
         functions = self._methods_from(method.__func__, type(owner))
         names = set().union(*(names_in(each.__code__) for each in functions))
@@ -447,7 +440,7 @@ class Search:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         for name, cell in cells:
             content = Place(cell, name, name).value()
-            items = list(content.values())[:_MOST_ITEMS] if type(content) is dict else [content]
+            items = list(content.values())[:MOST_ITEMS] if type(content) is dict else [content]
             found = [item for item in items if isinstance(item, FunctionType)]
             if type(content) is dict and not all(map(is_library, found)):
                 self._add(cell, name, f"{function.__qualname__}.{name}")
@@ -515,7 +508,7 @@ class Search:
         elif isinstance(value, ModuleType):
             self._hold(place)
             if not names:
-                self._python[id(value)] = value
+                self._python.found[id(value)] = value
             elif not is_library(value):
                 self._add_members(value, names)
         elif isinstance(value, type):
@@ -582,22 +575,9 @@ class Search:
         ):
             self.add_object(label, value)
 
-    def find_modules(self, value: Any, depth: int = 0) -> None:
-        """Those of Python that containers and objects hold, such as a configuration."""
-        value = opened(value)
-        if type(value) in weakref.ProxyTypes:
-            return
-        if isinstance(value, ModuleType):
-            self._python[id(value)] = value
-        elif isinstance(value, (*_PLAIN, nn.Module, type)):
-            return
-        elif depth < _MOST_DEPTH and id(value) not in self._searched and not callable(value):
-            self._searched[id(value)] = value
-            held = value if isinstance(value, CONTAINERS) else getattr(value, "__dict__", None)
-            items = items_of(held) if isinstance(held, CONTAINERS) else []
-            if len(self._searched) + len(items) <= _MOST_ITEMS:
-                for item in items:
-                    self.find_modules(item, depth + 1)
+    def find_modules(self, value: Any) -> None:
+        """Those of Python that it holds."""
+        self._python.find(value)
 
     def _is_new(self, value: Any) -> bool:
         """Objects that were seen are kept alive, so that no other object takes their ids."""

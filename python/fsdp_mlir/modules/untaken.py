@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import BuiltinMethodType, MethodWrapperType
 from typing import Any
 
 from torch import Tensor
 
+from fsdp_mlir.modules.containers import item_at, items
 from fsdp_mlir.modules.in_place import position
-from fsdp_mlir.modules.place import ABSENT, has_own_attributes
+from fsdp_mlir.modules.place import ABSENT, SCALARS, Place, built_in, has_own_attributes
 from fsdp_mlir.support.errors import CaptureError
 
 _MOST_DEPTH = 4
@@ -81,3 +83,40 @@ def is_iterator(value: Any) -> bool:
 
 def _differ(items: Any, others: Any) -> bool:
     return any(a is not b for a, b in zip(items, others, strict=True))
+
+
+@contextmanager
+def standing_in(
+    contents: Iterable[tuple[Any, Any]],
+    slots: Iterable[tuple[Any, Mapping[str, Any]]],
+    places: Iterable[tuple[Place, Any]],
+) -> Iterator[None]:
+    """In the body, they are in the place of what containers, slots of objects and places have; each
+    of these comes with what it has."""
+    lent: list[tuple[Callable[[Any], None], Callable[[], Any], Any, Any]] = []
+
+    def lend(name: Any, value: Any, put: Any, get: Any) -> None:
+        if (guard := guarded(name, value)) is not value:
+            lent.append((put, get, value, guard))
+
+    for container, content in contents:
+        kind = built_in(type(container))
+        for key, value in items(content):
+            if type(value) in SCALARS:
+                continue
+            get = partial(kind.get if isinstance(container, dict) else item_at, container, key)
+            lend(key, value, partial(kind.__setitem__, container, key), partial(get, None))
+    for owner, attributes in slots:
+        for name, value in attributes.items():
+            put = partial(object.__setattr__, owner, name)
+            lend(name, value, put, partial(getattr, owner, name, None))
+    for place, value in places:
+        lend(place.label, value, place.put, place.value)
+    try:
+        for put, _, _, guard in lent:
+            put(guard)
+        yield
+    finally:
+        for put, get, value, guard in lent:
+            if get() is guard:
+                put(value)

@@ -64,12 +64,16 @@ class UnitEntry(torch.autograd.Function):
 
 class _Renamed(TorchDispatchMode):
     """Hides from a recorder below the calls by which autograd makes aliases of a function's
-    unchanged inputs, unless these have other strides."""
+    unchanged inputs, unless these have other strides and it `restrides`."""
+
+    def __init__(self, *, restrides: bool = False) -> None:
+        super().__init__()
+        self._restrides = restrides
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func.is_view and not _is_restrided(args[0]):
+        if func.is_view and not (self._restrides and _is_restrided(args[0])):
             return torch.ops.aten.detach.default(args[0])
         return func(*args, **(kwargs or {}))
 
@@ -113,7 +117,7 @@ class _Unit:
         inputs = collect_grad_tensors((args, kwargs))
         if not inputs:
             return args, kwargs
-        with _Renamed():
+        with _Renamed(restrides=True):
             entered = UnitEntry.apply(*inputs)
         if entered[0].grad_fn is not None:
             entered[0].grad_fn.register_hook(lambda *_: self._differentiated())

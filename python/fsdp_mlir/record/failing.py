@@ -13,6 +13,8 @@ from fsdp_mlir.record.cones import Cones
 from fsdp_mlir.record.graph import Node, Ref, Trace, written_arguments
 from fsdp_mlir.record.trace import ASSERTIONS
 
+aten = torch.ops.aten
+
 # By the names of arguments that have to be in a range, if they are integers.
 _PLACES = {"index", "indices", "target", "targets", "offsets", "repeats"}
 
@@ -23,8 +25,6 @@ _OF_VALUES = (
     *("bernoulli_.Tensor", "multinomial", "poisson", "binomial", "normal.Tensor", "normal.float_T"),
     *("_standard_gamma", "_sample_dirichlet", "ctc_loss", "_ctc_loss", "histc"),
 )
-aten = torch.ops.aten
-
 _SAFE = ("linalg_vector_norm", "linalg_cross")
 _OF_CLASSES = ("one_hot", "bincount")
 

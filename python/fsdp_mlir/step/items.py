@@ -338,15 +338,12 @@ def _sizes(formula: Formula, most: Mapping[int | str, int]) -> Iterator[int]:
         return
     sizes = [list(_sizes(each, most)) for each in rest]
     own = [each[0] for each in sizes]
-    yield (
-        own[0] * own[1]
-        if name == "mul"
-        else 0
-        if name == "truediv"
-        else own[1]
-        if name == "mod"
-        else sum(own)
-    )
+    if name == "mul":
+        yield own[0] * own[1]
+    elif name == "mod":
+        yield own[1]
+    else:
+        yield 0 if name == "truediv" else sum(own)
     for each in sizes:
         yield from each
 

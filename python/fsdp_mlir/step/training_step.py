@@ -141,7 +141,6 @@ class TrainingStep(nn.Module):
         self._in_places = Held(held or {})
         self._growing = Growing(growing or {})
         self._own: set[int] = set()  # the memory of the state that the model holds
-        self._of_inputs: set[int] = set()
         given = {name: self._constants[name] for name in numbers}
         users = _modules_of(model, loss) if draws is not None or casts else []
         self._drawing = Drawing(draws, users)
@@ -166,7 +165,7 @@ class TrainingStep(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """The scalar loss; CaptureError if it is neither a scalar nor of one element."""
         loss = self._taken(self.value(inputs))
-        self._take_counts()
+        self._take_counts(inputs)
         if self.assumed_now is not None:
             self.assumed_now.take(self._error, self.numbers.now)
         return self._each.noted(loss) if self._each else loss
@@ -183,21 +182,23 @@ class TrainingStep(nn.Module):
             self.outputs.take(value, loss, self._error, self.numbers.now)
         return loss
 
-    def _take_counts(self) -> None:
+    def _take_counts(self, inputs: Sequence[Tensor]) -> None:
         """What forward has left in places that are held and follows from what it computes, and
         what it has appended to lists."""
         found = {x: each for x, each in self._in_places.assigned().items() if is_item(each)}
         if found and not self._counting:
             raise next(iter(found.values())).refused()
-        found |= self._appended()
+        found |= self._appended(inputs)
         if found or self.counts[self._evaluating].slots:
             counts = self.counts[self._evaluating]
             counts.take(found, None, self._error, self.numbers.now)
 
-    def _appended(self) -> dict[str, list[Any]]:
+    def _appended(self, inputs: Sequence[Tensor]) -> dict[str, list[Any]]:
         found = self._growing.appended()
-        shared = set(self._of_inputs)
-        for name, items in found.items() if self.numbers.recording else ():
+        if not found or not self.numbers.recording:
+            return found
+        shared = set(map(_memory, inputs))
+        for name, items in found.items():
             if self._growing.knows(items):
                 raise self._error(
                     f"an object that was there before the step is appended to '{name}', of which a "
@@ -276,8 +277,6 @@ class TrainingStep(nn.Module):
 
     def value(self, inputs: Sequence[Tensor]) -> Any:
         """What `loss` gives, or the model without it."""
-        tensors = [each for each in inputs if isinstance(each, Tensor)] if self._growing else []
-        self._of_inputs = set(map(_memory, tensors))
         constants, drawn = self._constants, dict[str, Any]()
         if self.numbers.given:
             *inputs, source = inputs
