@@ -63,7 +63,9 @@ def test_other_units_than_those_of_the_capture(
     captured: Capture, units: object, fault: str
 ) -> None:
     case = Case(replace(MODELS["memory"], units=units), SGD)
-    with pytest.raises(RuntimeError, match=f'{fault}, and gradients of input "mem" of "blocks.0"'):
+    with pytest.raises(
+        RuntimeError, match=f'{fault}, and what a unit does with input "mem" of "blocks.0"'
+    ):
         compile_plan(captured(MODELS["memory"]), case, "other")
 
 
