@@ -136,6 +136,28 @@ def test_an_attribute_of_a_class_appears(
         assert torch.equal(step(X), want)
 
 
+class Counted:
+    calls = 0
+
+    @classmethod
+    def loss(cls, model: Any, x: Tensor) -> Tensor:
+        cls.calls += 1
+        return model(x) * (1 + cls.calls % 3)
+
+
+@pytest.mark.parametrize("own", [{}, {"calls": 4}])
+def test_a_method_sets_an_attribute_of_a_class_anew(own: dict[str, int]) -> None:
+    """Each class then has its own, where it was inherited."""
+    kind: Any = type("Derived", (Counted,), dict(own))
+    model, first = Net(), kind.calls
+    step = compiled(model, compute_loss=kind.loss, fallback="eager")
+    for number in range(first + 1, first + 4):
+        want = model(X).detach() * (1 + number % 3)
+        model.reshard()
+        assert torch.equal(step(X), want)
+        assert (Counted.calls, vars(kind)["calls"]) == (0, number)
+
+
 class Ending(Net):
     """Its third step ends an iteration."""
 

@@ -406,6 +406,31 @@ class TheBuffer(Averaging):
         return [self.aux]
 
 
+class TakingTurns(Net):
+    """Two tensors, of which each step takes the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = [torch.ones(4), torch.zeros(4)]
+        self.current = self.turns[0]
+
+    def between(self, x: Tensor) -> Tensor:
+        self.current = self.turns[self.current is self.turns[0]]
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.current]
+
+
+class Rotated(TakingTurns):
+    def between(self, x: Tensor) -> Tensor:
+        self.turns.append(self.turns.pop(0))
+        return x
+
+    def left(self) -> list[Tensor]:
+        return self.turns
+
+
 WITHOUT_PLAN = {
     HeldToo: "'held.0.' keeps what was there",
     Distribution: "set in each step to what a compiled step cannot put there",
@@ -413,6 +438,8 @@ WITHOUT_PLAN = {
     OfAClassThatDoesNotCopy: "set in each step to what a compiled step cannot put there",
     Parameters: "set in each step to what a compiled step cannot put there",
     TheBuffer: "set in each step to what a compiled step cannot put there",
+    TakingTurns: "in one step and elsewhere in the next",
+    Rotated: "in one step and elsewhere in the next",
 }
 
 

@@ -100,7 +100,7 @@ def check(recorded: Recorded) -> Checked:
         or not first.numbers().keys() <= before.leaves.keys()
     )
     kept = view.step.left if not cached else None
-    if kept is not None and kept.paths:
+    if kept is not None:
         _check_steady(view, first, second)
     check_shared_memory(view, recording.trace.constants, recording.written)
     _check_assumed(recording)

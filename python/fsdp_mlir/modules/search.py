@@ -171,6 +171,7 @@ class Search:
 
     def add_class(self, owner: type, skips: Callable[[Code], bool] = is_library) -> None:
         """The attributes of a class and its bases, except bases that `skips` accepts."""
+        is_new = id(owner) not in self._seen and not skips(owner)
         for base in owner.__mro__:
             if skips(base):
                 self._hold_methods(base)
@@ -178,6 +179,8 @@ class Search:
                 self._watch(base.__qualname__, base)
                 for name in list(vars(base)):
                     self._add_member(base, name, skips)
+        if is_new:
+            self._add_inherited(owner)
         if type(owner) is not type:
             self.add_class(type(owner), skips)
 
@@ -191,6 +194,17 @@ class Search:
         elif not name.startswith("__"):
             self._add(owner, name, label)
         return function is not None
+
+    def _add_inherited(self, owner: type) -> None:
+        """Data of the bases of a class that methods may set anew, then as its own: `cls.n += 1`."""
+        own = set(vars(owner))
+        members = [vars(base) for base in owner.__mro__ if not is_library(base)]
+        functions = filter(None, (function_of(x) for each in members for x in each.values()))
+        stored = set().union(*(used(each.__code__, {"STORE_ATTR"}) for each in functions))
+        for each in members:
+            for name in sorted(stored & each.keys() - own):
+                if isinstance(each[name], DATA):
+                    self._add(owner, name, f"{owner.__qualname__}.{name}")
 
     def _hold_methods(self, owner: type) -> None:
         """Those of a module's class that is not looked into, with the functions that they name."""
