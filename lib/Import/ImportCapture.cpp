@@ -144,7 +144,8 @@ private:
                           : TypeAttr::get(getElementType(param.computeDtype)),
                       gradDtypes.lookup(index),
                       isInOrder ? IntegerAttr()
-                                : builder.getI64IntegerAttr(param.position));
+                                : builder.getI64IntegerAttr(param.position),
+                      /*reduced_with=*/StringAttr());
     }
     for (const plan::Buffer &buffer : capture.buffers)
       BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,

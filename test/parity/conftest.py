@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import ranks
-from harness import Captured, Case, Model, Run, capture, largest_group, run_reference
+from harness import Captured, Case, Model, Run, capture, run_reference
 
 # What the models and scripts of the tests import.
 ranks.PRELOAD += [
@@ -49,20 +49,17 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Captured
 
 @pytest.fixture(scope="session")
 def reference(captured: Callable[..., Captured]) -> Callable[..., Run]:
-    """Trains a case with FSDP2 (or mode "single") at its first use; the transport, "shm" or
-    "gloo", is the one whose order of sums it follows. Two terms have one order."""
+    """Trains a case with FSDP2 (or mode "single") at its first use."""
     made: dict[str, Run] = {}
 
-    def make(case: Case, mode: str = "fsdp2", comm: str = "shm") -> Run:
-        rank_order = comm == "shm" and largest_group(case) > 2
-        key = f"{case}{mode}{rank_order}"
+    def make(case: Case, mode: str = "fsdp2") -> Run:
+        key = f"{case}{mode}"
         if key not in made:
             made[key] = run_reference(
                 captured(case.model, case.precision),
                 case,
                 f"reference{len(made)}",
                 mode=mode,
-                rank_order=rank_order,
             )
         return made[key]
 

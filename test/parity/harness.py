@@ -280,17 +280,14 @@ def run_reference(
     stem: str,
     *,
     mode: str = "fsdp2",
-    rank_order: bool = False,
     compiled: bool = False,
     save: bool = True,
 ) -> Run:
     """Trains the same case with FSDP2 (or on one rank without it: mode "single"; `compiled`: by
-    torch.compile). With `rank_order` reductions add as over shared memory, not as Gloo does."""
+    torch.compile)."""
     metrics = captured.directory / f"{stem}.{mode}.jsonl"
     weights = captured.directory / f"{stem}.{mode}.safetensors"
     args = [*reference_args(captured, case, mode), "--metrics", metrics]
-    if rank_order:
-        args.append("--rank-order")
     if compiled:
         args.append("--compile")
     if save:
@@ -298,13 +295,6 @@ def run_reference(
     # Gloo aborts now and then while it starts or ends its threads.
     run_ranks("train_fsdp2", args, case.world, attempts=2)
     return read_run(metrics, weights if save else None)
-
-
-def largest_group(case: Case) -> int:
-    """The ranks of the largest group that reduces together."""
-    mesh = {"replicate": 1, "shard": -1, **case.training.get("mesh", {})}
-    others = -mesh["replicate"] * mesh["shard"]
-    return max(case.world // others if size == -1 else size for size in mesh.values())
 
 
 def reference_args(captured: Captured, case: Case, mode: str) -> list[Any]:

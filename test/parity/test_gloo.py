@@ -43,7 +43,7 @@ def products() -> Iterator[Any]:
 def test_four_ranks(captured: Capture, reference: Reference, model: str, policy: str) -> None:
     case = make_case(model, policy, 4)
     run = run_plan(captured(case.model, case.precision), case, f"gloo_{policy}", comm="gloo")
-    theirs = reference(case, comm="gloo")
+    theirs = reference(case)
     forget_statistics(case, run, theirs)
     assert_equal_bits(run, theirs)
 
@@ -52,7 +52,7 @@ def test_four_ranks(captured: Capture, reference: Reference, model: str, policy:
 def test_other_worlds(captured: Capture, reference: Reference, world: int) -> None:
     case = Case(LLAMA, ADAMW_FUSED, world=world, steps=3)
     ours = run_plan(captured(LLAMA), case, f"gloo_{world}", comm="gloo")
-    assert_equal_bits(ours, reference(case, comm="gloo"))
+    assert_equal_bits(ours, reference(case))
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def test_schedules(captured: Capture, reference: Reference, name: str) -> None:
     """`device`: gathered parameters and buffers of collectives have places in the arena."""
     case = Case(LLAMA, ADAMW_FUSED, world=4, steps=3, **CASES[name])
     ours = run_plan(captured(LLAMA), case, f"gloo_{name}", comm="gloo")
-    assert_equal_bits(ours, reference(case, comm="gloo"))
+    assert_equal_bits(ours, reference(case))
 
 
 def test_flat_tensors_lie_in_the_arena(captured: Capture) -> None:
@@ -130,7 +130,7 @@ def test_offload(
     case = Case(
         **{"model": LLAMA, "optimizer": optimizer, "world": 4, "steps": 3, **OFFLOADED[name]}
     )
-    archive, theirs = captured(case.model, case.precision), reference(case, comm="gloo")
+    archive, theirs = captured(case.model, case.precision), reference(case)
     ours = run_plan(archive, case, f"gloo_{name}", comm="gloo")
     assert_equal_bits(ours, theirs)
     if case.precision:
@@ -146,11 +146,11 @@ def test_offload_on_threads(captured: Capture, reference: Reference, name: str) 
     )
     archive = captured(case.model, case.precision)
     ours = run_plan(archive, case, f"gloo_{name}_threads", comm="gloo", streams="threads")
-    assert_equal_bits(ours, reference(case, comm="gloo"))
+    assert_equal_bits(ours, reference(case))
 
 
 def test_hosts(captured: Capture, reference: Reference) -> None:
     """Two torchruns, of two ranks each."""
     case = Case(LLAMA, ADAMW_FUSED, world=4, steps=3)
     ours = run_plan(captured(LLAMA), case, "gloo_hosts", comm="gloo", nodes=2)
-    assert_equal_bits(ours, reference(case, comm="gloo"))
+    assert_equal_bits(ours, reference(case))

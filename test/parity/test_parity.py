@@ -1,9 +1,8 @@
 """Training under a plan gives FSDP2's numbers.
 
 Every rank's loss at every step and the final parameters are equal bit for bit (losses carry 9
-significant digits, which identify an fp32 value). From three ranks on, Gloo adds gradients in an
-order that depends on the message; there FSDP2 adds in ascending rank order (rank_order.py), as this
-runtime does over shared memory.
+significant digits, which identify an fp32 value), at any number of ranks: over shared memory, too,
+gradients are added in the order that Gloo has.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A plain script for `torchrun --nproc-per-node N train_fsdp2.py ...`, one CPU thread a rank. It
 reads the same weights and batches as `fsdp-run` and writes the same metrics, so that the two can
 be compared number by number. `--mode single` trains one rank eagerly, without FSDP and without
-any communication (the physical floor of the step time). With `--rank-order` reductions add as over
-shared memory, not as Gloo does (rank_order.py).
+any communication (the physical floor of the step time).
 
 Data: each tensor of the batches file is a keyword argument of the model (or positional: `arg0`,
 `arg1`, ...), samples in dim 0. At step s rank r of W takes the b samples from (s * W + r) * b on,
@@ -25,7 +24,6 @@ import resource
 import time
 from typing import Any
 
-import rank_order
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -84,7 +82,6 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mode", choices=["fsdp2", "single"], default="fsdp2")
     parser.add_argument("--compile", action="store_true", help="mode single: by torch.compile")
-    parser.add_argument("--rank-order", action="store_true", help="add in ascending ranks")
     parser.add_argument("--model", required=True, metavar="MODULE:FACTORY")
     parser.add_argument("--kwargs", type=json.loads, default={}, help="the factory's, as JSON")
     parser.add_argument("--weights", required=True, help="safetensors, by parameter name")
@@ -503,8 +500,6 @@ def main() -> None:
     if args.mode == "single":
         train(args, rank=0, world=1)
         return
-    if args.rank_order:
-        rank_order.install()
     dist.init_process_group("gloo")
     train(args, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     # Tearing Gloo's threads down now and then aborts ("terminate called without an active

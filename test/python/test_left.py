@@ -431,6 +431,58 @@ class Rotated(TakingTurns):
         return self.turns
 
 
+class Functions(TakingTurns):
+    """A loop looks at what is there, and evaluation may."""
+
+    def between(self, x: Tensor) -> Tensor:
+        self.turns = [self.turns[1], self.turns[0]]
+        self.act = torch.tanh if getattr(self, "act", None) is torch.relu else torch.relu
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [self.act(torch.linspace(-1, 1, 4))]
+
+
+class Order(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = collections.OrderedDict(a=1.0, b=2.0, c=3.0)
+
+    def between(self, x: Tensor) -> Tensor:
+        self.order.move_to_end(next(iter(self.order)))
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [torch.tensor([*self.order.values()])]
+
+
+class Gone(Net):
+    """In every other step there is something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there: dict[str, Tensor] = {}
+
+    def between(self, x: Tensor) -> Tensor:
+        if self.there:
+            self.there.clear()
+        else:
+            self.there["x"] = x.mean()
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [*self.there.values(), torch.tensor(len(self.there))]
+
+
+class Kinds(Net):
+    def between(self, x: Tensor) -> Tensor:
+        self.kind = [1] if type(getattr(self, "kind", None)) is tuple else (1,)
+        return x
+
+    def left(self) -> list[Tensor]:
+        return [torch.tensor(type(self.kind) is tuple)]
+
+
 WITHOUT_PLAN = {
     HeldToo: "'held.0.' keeps what was there",
     Distribution: "set in each step to what a compiled step cannot put there",
@@ -440,6 +492,7 @@ WITHOUT_PLAN = {
     TheBuffer: "set in each step to what a compiled step cannot put there",
     TakingTurns: "in one step and elsewhere in the next",
     Rotated: "in one step and elsewhere in the next",
+    **dict.fromkeys((Functions, Order, Gone, Kinds), "in one step and elsewhere in the next"),
 }
 
 

@@ -5,7 +5,9 @@
 //===----------------------------------------------------------------------===//
 #include "fsdp/Runtime/Collectives/GlooTransport.h"
 #include "Support/Fixtures.h"
+#include "fsdp/Runtime/Collectives/Reduce.h"
 #include "fsdp/Runtime/Error.h"
+#include "fsdp/Runtime/Memory/Layout.h"
 
 #define USE_C10D_GLOO
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -158,6 +160,59 @@ TEST_P(GlooWorlds, MultipliesTermsBeforeTheSum) {
     }
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+/// The terms of all ranks.
+std::vector<at::Tensor> terms(int64_t ranks, int64_t elements,
+                              at::ScalarType dtype) {
+  std::vector<at::Tensor> all;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    all.push_back(noise(elements, dtype, rank));
+  return all;
+}
+
+/// What reduceAroundRing makes of elements [begin, begin + count) of them.
+at::Tensor aroundRing(const std::vector<at::Tensor> &all, int64_t begin,
+                      int64_t count, double postdivide) {
+  plan::DType dtype = planType(all[0].scalar_type());
+  GradReduction how{.in = dtype, .reduce = dtype, .out = dtype};
+  how.postdivide = postdivide;
+  std::vector<const std::byte *> in;
+  for (const at::Tensor &term : all)
+    in.push_back(static_cast<const std::byte *>(term.const_data_ptr()) +
+                 begin * int64_t(term.element_size()));
+  at::Tensor out = at::empty({count}, all[0].scalar_type());
+  reduceAroundRing(how, out.mutable_data_ptr(), in, count, begin,
+                   all[0].numel());
+  return out;
+}
+
+// What lets shared memory have the bits of FSDP2 over Gloo.
+TEST(Gloo, AddsAroundItsRing) {
+  for (int64_t ranks : {2, 3, 4, 5, 7}) {
+    auto errors = runRanks(ranks, [&](Transport &transport) {
+      auto comm = transport.connect("ring", upTo(ranks));
+      for (at::ScalarType dtype :
+           {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
+        // Less than an element a piece, odd rests, several segments.
+        for (int64_t count : {1, 2, 3, 11, 64, 1003, 5000, 700001}) {
+          std::vector<at::Tensor> all = terms(ranks, count * ranks, dtype);
+          const at::Tensor &own = all[size_t(comm->rank())];
+          at::Tensor out = at::empty({count}, own.options());
+          finish(comm->reduceScatter("grads", out, own.clone(),
+                                     ReduceOp::Average, 1));
+          EXPECT_TRUE(at::equal(
+              out, aroundRing(all, count * comm->rank(), count, double(ranks))))
+              << ranks << " ranks, " << dtype << " of " << count;
+          all = terms(ranks, count, dtype);
+          at::Tensor sum = all[size_t(comm->rank())].clone();
+          finish(comm->allReduce("vector", sum, ReduceOp::Sum));
+          EXPECT_TRUE(at::equal(sum, aroundRing(all, 0, count, 1)))
+              << ranks << " ranks, " << dtype << " of " << count;
+        }
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+  }
 }
 
 TEST_P(GlooWorlds, GathersATensorOfRows) {

@@ -95,6 +95,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
     if (delaySeed && random() % 3 == 0)
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
   };
+  std::vector<plan::MessagePlace> places = plan::messagePlaces(plan);
   // Versions of a parameter are numbered -1 (initial), 0, 1, ...
   auto writeShards = [&](int64_t version) {
     for (size_t p = 0; p < plan.params.size(); ++p) {
@@ -158,10 +159,16 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
         plan::RowRange rows = plan::shardRows(spec.shape[0], worldSize, rank);
         expect(shards[i].numel() == rows.size() * row, "shard size");
         const T *data = shards[i].template const_data_ptr<T>();
+        const plan::MessagePlace &place = places[size_t(p)];
+        int64_t piece =
+            plan::ringPiece(worldSize * place.row, sizeof(T), worldSize);
         for (int64_t k = 0; k < shards[i].numel(); ++k) {
+          int64_t index = (rank * place.row + place.begin + k) / piece;
           T sum = 0;
-          for (int64_t r = 0; r < worldSize; ++r)
+          for (int64_t back = 1; back <= worldSize; ++back) {
+            int64_t r = (index - back + worldSize) % worldSize;
             sum += T(valueOf(r, step, p, rows.begin * row + k));
+          }
           expect(data[k] == sum / T(worldSize), "reduce_scatter");
         }
       }

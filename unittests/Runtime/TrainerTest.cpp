@@ -22,7 +22,7 @@ struct Reference {
 };
 
 /// The sample plan's mathematics in one process: every rank's gradients in
-/// turn, averaged in rank order, added over the microbatches, then SGD.
+/// turn, averaged in Gloo's order, added over the microbatches, then SGD.
 Reference trainSerially(int64_t worldSize, int64_t steps, int64_t samples,
                         int64_t microbatches = 1, bool transposedGrad = false) {
   Tensors weights = sampleWeights(), data = sampleData(samples);
@@ -31,7 +31,7 @@ Reference trainSerially(int64_t worldSize, int64_t steps, int64_t samples,
     Tensors total;
     reference.losses.emplace_back(size_t(worldSize));
     for (int64_t m = 0; m < microbatches; ++m) {
-      Tensors sum;
+      std::vector<Tensors> found;
       for (int64_t rank = 0; rank < worldSize; ++rank) {
         at::Tensor rows =
             (at::arange(kBatch) +
@@ -46,12 +46,11 @@ Reference trainSerially(int64_t worldSize, int64_t steps, int64_t samples,
         reference.losses.back()[size_t(rank)] +=
             (d * d).mean().item<double>() / double(microbatches);
         at::Tensor g = d * (2.0 / (kBatch * kOutputs)) * weights["scale"];
-        Tensors grads = {{"b", g.sum(0)},
+        found.push_back({{"b", g.sum(0)},
                          {"w2", transposedGrad ? g.t().mm(h).t() : h.t().mm(g)},
-                         {"layer.w1", x.t().mm(g.mm(weights["w2"].t()))}};
-        for (auto &[name, grad] : grads)
-          sum[name] = rank ? sum[name] + grad : grad;
+                         {"layer.w1", x.t().mm(g.mm(weights["w2"].t()))}});
       }
+      Tensors sum = sumAroundRing(found, {{"layer.w1"}, {"w2", "b"}});
       for (auto &[name, grad] : sum) {
         at::Tensor average = grad / double(worldSize);
         total[name] = m ? total[name] + average : average;

@@ -1,6 +1,7 @@
 //===- Fixtures.cpp - files and processes for tests -----------------------===//
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
+#include "fsdp/Plan/Messages.h"
 #include "fsdp/Runtime/Collectives/Comm.h"
 #include "fsdp/Runtime/Error.h"
 #include "fsdp/Runtime/Files/SafeTensors.h"
@@ -8,7 +9,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
 
@@ -94,6 +98,45 @@ Tensors sampleWeights() {
           {"b", make({kOutputs})},
           {"scale", make({1})},
           {"shift", make({kOutputs})}};
+}
+
+Tensors sumAroundRing(const std::vector<Tensors> &grads,
+                      const std::vector<std::vector<std::string>> &units) {
+  Tensors sums;
+  auto ranks = int64_t(grads.size());
+  for (const std::vector<std::string> &unit : units) {
+    std::vector<at::Tensor> messages;
+    for (const Tensors &own : grads) {
+      std::vector<at::Tensor> parts;
+      for (const std::string &name : unit)
+        parts.push_back(own.at(name));
+      messages.push_back(at::_chunk_cat(parts, 0, ranks).flatten());
+    }
+    at::Tensor sum = at::empty_like(messages[0]);
+    int64_t piece =
+        plan::ringPiece(sum.numel(), int64_t(sum.element_size()), ranks);
+    for (int64_t c = 0; c * piece < sum.numel(); ++c) {
+      at::Tensor total;
+      for (int64_t k = 1; k <= ranks; ++k) {
+        at::Tensor term = messages[size_t((c - k + ranks) % ranks)].slice(
+            0, c * piece, (c + 1) * piece);
+        total = total.defined() ? total + term : term;
+      }
+      sum.slice(0, c * piece, (c + 1) * piece).copy_(total);
+    }
+    at::Tensor rows = sum.view({ranks, -1});
+    int64_t begin = 0;
+    for (const std::string &name : unit) {
+      const at::Tensor &grad = grads[0].at(name);
+      std::vector<at::Tensor> parts;
+      for (const at::Tensor &chunk : grad.chunk(ranks))
+        parts.push_back(
+            rows[int64_t(parts.size())].narrow(0, begin, chunk.numel()));
+      sums[name] = at::cat(parts).view(grad.sizes());
+      begin += grad.chunk(ranks)[0].numel();
+    }
+  }
+  return sums;
 }
 
 Tensors sampleData(int64_t samples) {

@@ -47,6 +47,11 @@ Tensors sampleData(int64_t samples);
 void writeSample(const ScratchDir &dir, const plan::Plan &plan,
                  int64_t samples = 32);
 
+/// The sums of gradients of all ranks, each rank's by name, that are reduced
+/// unit by unit: of FSDP2's messages, in the order in which Gloo adds them.
+Tensors sumAroundRing(const std::vector<Tensors> &grads,
+                      const std::vector<std::vector<std::string>> &units);
+
 struct ToolResult {
   int status = -1; ///< exit status, or -signal
   std::string err;

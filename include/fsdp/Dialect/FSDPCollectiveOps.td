@@ -112,8 +112,8 @@ def FSDP_ReduceScatterOp : FSDP_Op<"reduce_scatter", [
 
     Gradients are cast to `reduce_dtype`, reduced in it, and cast to the dtype
     of the parameter's shards; without the attribute they are reduced in their
-    own dtype. Over Gloo and shared memory, `avg` is a sum in rank order,
-    followed by a division. `sum` divides each gradient by `predivide` before
+    own dtype. Over Gloo and shared memory, `avg` is a sum in Gloo's order
+    (spec.md), followed by a division. `sum` divides each gradient by `predivide` before
     the reduction, and the sum by `postdivide` after it: this is how FSDP2 keeps
     an average in fp16 within range. With `premultiply` it multiplies each
     gradient by that number, rounded to the dtype of the reduction: NCCL's
@@ -162,8 +162,8 @@ def FSDP_AllReduceOp : FSDP_Op<"all_reduce", [
     ```
 
     The ranks with the same index on all other axes exchange their shards, which
-    are partial along the axis before the op and not after it. `avg` is a sum in
-    ascending order of the index on the axis, followed by a division by its
+    are partial along the axis before the op and not after it. `avg` is a sum,
+    in the order of a reduce-scatter's, followed by a division by the axis's
     size; `sum` divides by `postdivide` instead. Shards arrive and are reduced
     in `reduce_dtype`, and are then cast to the dtype of the parameter's shards.
     With `when %last` it runs only in the last microbatch of a step.

@@ -85,6 +85,8 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     `fsdp.no_gradient` of the training step names. `ignored` parameters are
     whole on every rank, and each rank has its own value. `position` is the
     parameter's index among model.parameters(), if the ops have another order.
+    `reduced_with` is FSDP2's unit of a parameter that is in another one by the
+    schedule's choice of buckets: where a sum has an order, it is that of FSDP2.
 
     ```mlir
     fsdp.param @layers.0.wq.weight : tensor<64x64xf32> unit @layers.0 sharding <@world, [{"shard"}, {} ]>
@@ -110,7 +112,8 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
                        UnitAttr:$ignored,
                        OptionalAttr<TypeAttr>:$compute_dtype,
                        OptionalAttr<TypeAttr>:$grad_dtype,
-                       OptionalAttr<I64Attr>:$position);
+                       OptionalAttr<I64Attr>:$position,
+                       OptionalAttr<StrAttr>:$reduced_with);
   let assemblyFormat = [{
     $sym_name `:` $type (`unit` $unit^)? (`sharding` $sharding^)? attr-dict
   }];

@@ -237,9 +237,9 @@ struct Reshard {
 /// Accumulate; outs[i] is the shard in the parameter's own dtype, or, if it
 /// goes to an AllReduce, in reduceDtype. Each gradient is cast to reduceDtype,
 /// divided by predivide, and multiplied by premultiply, which is rounded to it
-/// too (NCCL's PREMUL_SUM); then a sum in ascending rank order and a division
-/// by postdivide, every result rounded to reduceDtype. An average (FSDP2 over
-/// Gloo) is a sum without predivide, divided by Plan::shards().
+/// too (NCCL's PREMUL_SUM); then a sum in Gloo's order (Messages.h) and a
+/// division by postdivide, every result rounded to reduceDtype. An average
+/// (FSDP2 over Gloo) is a sum without predivide, divided by Plan::shards().
 struct ReduceScatter {
   int32_t unit = -1;
   std::vector<int32_t> params;
@@ -266,9 +266,8 @@ struct ReduceScatter {
   static constexpr Stream ownStream = Stream::ReduceScatter;
   static constexpr const char *meaning =
       "averages the full gradients `ins` of `params` of the unit over the "
-      "ranks of a replica and keeps this rank's rows: sum in ascending rank "
-      "order, then division by their number. The other keys are for mixed "
-      "precision, below";
+      "ranks of a replica and keeps this rank's rows: sum, then division by "
+      "their number. The other keys are for mixed precision, below";
   static constexpr auto fields() {
     return std::tuple(
         field(verb, &ReduceScatter::unit, Role::Unit),
@@ -294,8 +293,8 @@ struct AllReduce {
   static constexpr Stream ownStream = Stream::AllReduce;
   static constexpr const char *meaning =
       "reduces the gradient shards `ins` of `params` of the unit over the "
-      "replicas: sum in ascending order of replicas, in the dtype of the "
-      "shards, then division by their number, or by `postdivide`";
+      "replicas: sum in the dtype of the shards, "
+      " then division by their number, or by `postdivide`";
   static constexpr auto fields() {
     return std::tuple(field(verb, &AllReduce::unit, Role::Unit),
                       field("params", &AllReduce::params, Role::Param),

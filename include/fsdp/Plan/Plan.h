@@ -142,6 +142,9 @@ struct Param {
   /// It requires a gradient, but the loss does not depend on it, so it has none
   /// and is not updated (PyTorch's `grad` is None).
   bool unused = false;
+  /// The unit with whose gradients FSDP2 reduces its own, if that is another
+  /// one than `unit`; empty if not. See messagePlaces.
+  std::string reducedWith = {};
 
   /// The gathered parameter.
   TensorSpec computeSpec() const {
@@ -160,7 +163,8 @@ struct Param {
                       optionalField("compute_dtype", &Param::computeDtype),
                       optionalField("grad_dtype", &Param::gradDtype),
                       optionalField("shard_dim", &Param::shardDim),
-                      optionalField("unused", &Param::unused));
+                      optionalField("unused", &Param::unused),
+                      optionalField("reduced_with", &Param::reducedWith));
   }
 };
 

@@ -1,8 +1,8 @@
 //===- Reduce.cpp - sums of gradients in a given dtype --------------------===//
 #include "fsdp/Runtime/Collectives/Reduce.h"
-#include "fsdp/Runtime/Memory/Layout.h"
-
+#include "fsdp/Plan/Messages.h"
 #include "fsdp/Runtime/Collectives/Comm.h"
+#include "fsdp/Runtime/Memory/Layout.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -144,25 +144,6 @@ void reduceRounding(const GradReduction &reduction, void *out,
   });
 }
 
-/// A quotient of complex numbers has its own rounding: PyTorch's kernels.
-void reduceComplex(const GradReduction &reduction, void *out,
-                   const std::vector<const std::byte *> &in, int64_t count) {
-  at::ScalarType dtype = scalarType(reduction.reduce);
-  auto term = [&](size_t rank) {
-    at::Tensor own =
-        at::from_blob(const_cast<std::byte *>(in[rank]), {count}, dtype);
-    if (reduction.predivide != 1)
-      own = own.div(reduction.predivide);
-    return reduction.premultiply == 1 ? own : own.mul(reduction.premultiply);
-  };
-  at::Tensor sum = at::from_blob(out, {count}, dtype);
-  sum.copy_(term(0));
-  for (size_t r = 1; r < in.size(); ++r)
-    sum.add_(term(r));
-  if (reduction.postdivide != 1)
-    sum.div_(reduction.postdivide);
-}
-
 } // namespace
 
 GradReduction makeGradReduction(const plan::Plan &plan,
@@ -190,11 +171,18 @@ GradReduction makeGradReduction(const plan::Plan &plan,
   return result;
 }
 
+/// The reduction of the parts of complex numbers.
+static GradReduction ofParts(GradReduction reduction) {
+  reduction.in = reduction.reduce = reduction.out =
+      reduction.in == DType::Complex64 ? DType::Float32 : DType::Float64;
+  return reduction;
+}
+
 void reduceInOrder(const GradReduction &reduction, void *out,
                    const std::vector<const std::byte *> &in, int64_t count) {
   KeepDenormals scope;
   if (plan::isComplex(reduction.in))
-    return reduceComplex(reduction, out, in, count);
+    return reduceInOrder(ofParts(reduction), out, in, 2 * count);
   bool plain = !reduction.casts() && reduction.predivide == 1 &&
                reduction.premultiply == 1 && in.size() > 1;
   if (plain && reduction.in == DType::Float32)
@@ -209,6 +197,29 @@ void reduceInOrder(const GradReduction &reduction, void *out,
     else
       reduceRounding<R, float>(reduction, out, in, count);
   });
+}
+
+void reduceAroundRing(const GradReduction &reduction, void *out,
+                      const std::vector<const std::byte *> &in, int64_t count,
+                      int64_t begin, int64_t elements) {
+  if (plan::isComplex(reduction.in))
+    return reduceAroundRing(ofParts(reduction), out, in, 2 * count, 2 * begin,
+                            2 * elements);
+  size_t ranks = in.size();
+  int64_t piece = plan::ringPiece(elements, plan::byteWidth(reduction.reduce),
+                                  int64_t(ranks));
+  std::vector<const std::byte *> terms(ranks);
+  for (int64_t done = 0, size = 0; done < count; done += size) {
+    int64_t index = (begin + done) / piece;
+    size = std::min(count - done, (index + 1) * piece - (begin + done));
+    for (size_t k = 0; k < ranks; ++k)
+      terms[k] = in[(size_t(index) + ranks - 1 - k) % ranks] +
+                 done * plan::byteWidth(reduction.in);
+    reduceInOrder(reduction,
+                  static_cast<std::byte *>(out) +
+                      done * plan::byteWidth(reduction.out),
+                  terms, size);
+  }
 }
 
 } // namespace fsdp::runtime

@@ -37,7 +37,7 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
       sights(segment, rank), shardGroup(plan.shardGroup(rank)),
       replicateGroup(plan.replicateGroup(rank)),
       everybody(size_t(plan.worldSize)), pidfds(size_t(plan.worldSize), -1),
-      keptParts(plan.units.size()) {
+      keptParts(plan.units.size()), places(plan::messagePlaces(plan)) {
   std::iota(everybody.begin(), everybody.end(), 0);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
@@ -311,9 +311,10 @@ void ShmComm::finishAllReduces() {
       std::vector<const std::byte *> in;
       for (int64_t rank : replicateGroup)
         in.push_back(segment.shardGrad(rank, entry.reduce->params[i]));
-      reduceInOrder(makeGradReduction(plan, *entry.reduce, i),
-                    entry.outs[i].mutable_data_ptr(), in,
-                    entry.outs[i].numel());
+      const plan::MessagePlace &place = places[entry.reduce->params[i]];
+      reduceAroundRing(makeGradReduction(plan, *entry.reduce, i),
+                       entry.outs[i].mutable_data_ptr(), in,
+                       entry.outs[i].numel(), place.begin, place.row);
     }
   }
   own().shardsRead.publish(round);
@@ -338,13 +339,17 @@ void ShmComm::finishFirst() {
     plan::ShardRuns runs = plan::shardRuns(plan, param, shardIndex());
     GradReduction how = makeGradReduction(plan, *entry.reduce, i);
     auto *out = static_cast<std::byte *>(entry.outs[i].mutable_data_ptr());
+    const plan::MessagePlace &place = places[param];
+    int64_t begin = shardIndex() * place.row + place.begin;
     std::vector<const std::byte *> in;
     for (int64_t run = 0; run < runs.count; ++run) {
       in.clear();
       for (int64_t rank : shardGroup)
         in.push_back(segment.grad(rank, param) +
                      (runs.begin + run * runs.stride) * width);
-      reduceInOrder(how, out, in, runs.size);
+      reduceAroundRing(how, out, in, runs.size, begin,
+                       plan.shards() * place.row);
+      begin += runs.size;
       out += runs.size * int64_t(entry.outs[i].element_size());
     }
   }

@@ -160,6 +160,8 @@ LogicalResult PlanEmitter::emitParam(ParamOp param) {
     entry.shardDim = int32_t(param.getShardingAttr().getShardedDim());
     result.units[entry.unit].params.push_back(index);
   }
+  if (auto unit = param.getReducedWith())
+    entry.reducedWith = unit->str();
   if (std::optional<Type> dtype = param.getComputeDtype())
     entry.computeDtype = getDType(*dtype);
   if (std::optional<Type> dtype = param.getGradDtype())

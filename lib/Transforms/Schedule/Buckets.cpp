@@ -102,9 +102,12 @@ void mlir::fsdp::replaceUnits(ModuleOp module, ArrayRef<Bucket> buckets) {
     OpBuilder builder(policy);
     auto unit = cast<UnitOp>(builder.clone(*policy));
     unit.setSymName(name);
-    for (StringAttr param : bucket.params)
-      params.lookup(param).setUnitAttr(
-          FlatSymbolRefAttr::get(unit.getSymNameAttr()));
+    for (StringAttr symbol : bucket.params) {
+      ParamOp param = params.lookup(symbol);
+      if (!param.getReducedWith() && *param.getUnit() != name)
+        param.setReducedWith(*param.getUnit());
+      param.setUnitAttr(FlatSymbolRefAttr::get(unit.getSymNameAttr()));
+    }
   }
   for (auto [name, unit] : policies)
     unit.erase();

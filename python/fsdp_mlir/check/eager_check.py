@@ -262,16 +262,35 @@ def _on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 @contextmanager
 def _unchanged(view: ModelView, tensors: list[Tensor]) -> Iterator[None]:
-    """Puts the Python state of the model, and the data of `tensors`, back at the end."""
+    """Puts the Python state of the model, and the data of `tensors`, back at the end; also that of
+    tensors which only another step than the recorded one writes."""
     state = PythonState.of(view.model, view.step.loss)
-    data = [tensor.clone() for tensor in tensors]
+    every = {id(tensor): tensor for tensor in (*tensors, *state.watched())}.values()
+    kept = [_Kept(tensor) for tensor in every if tensor.device.type == "cpu"]
     try:
         yield
     finally:
         state.restore()
-        for tensor, before in zip(tensors, data, strict=True):
-            if not equal_bits(tensor, before):
-                tensor.copy_(before)
+        for each in kept:
+            each.restore()
+
+
+class _Kept:
+    """A tensor's data and its gradient, as they are now."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._data = tensor, tensor.detach().clone()
+        self._grad = tensor.grad if tensor.is_leaf else None
+
+    def restore(self) -> None:
+        tensor = self._tensor
+        if not equal_bits(tensor, self._data):
+            if tensor.shape != self._data.shape:
+                requires = tensor.requires_grad  # which cannot be given another shape
+                tensor.requires_grad_(False).resize_(self._data.shape).requires_grad_(requires)
+            tensor.detach().copy_(self._data)
+        if tensor.is_leaf:
+            tensor.grad = self._grad
 
 
 class _Graph:

@@ -56,6 +56,8 @@ _LEAVES = {
 
 # What tells that a step changes it each time.
 _BY_VALUE = {"value", "items"}
+# What is compared by identity, and may be made in each step.
+_ANEW = {"tensor", "number", "object", "held"}
 
 # Above this many bytes of parameters, buffers and inputs the step is not run unless asked for.
 CHECKED_BYTES = 256 << 20
@@ -367,17 +369,20 @@ def _not_put(
 
 
 def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> None:
-    """CaptureError if a step leaves its tensors elsewhere than the one before it, as in a list that
-    grows."""
-    old, new = ({**state.tensors(), **state.numbers()} for state in (first, second))
-    there = set(map(id, old.values()))
+    """CaptureError if a step leaves something else than the one before it, as in a list that grows
+    or rotates: all that may differ is that it has made each thing anew."""
+    there = first.known()
     for path in first.changes(second):
-        if path in new and (path not in old or id(new[path]) in there):
-            raise located(
-                source_of(view.model),
-                f"forward leaves a tensor at '{path}' in one step and elsewhere in the next, which "
-                "a captured step does not do; clear what holds it in forward",
-            )
+        was, now = first.leaves.get(path), second.leaves.get(path)
+        is_anew = was is not None and now is not None and {was[0], now[0]} <= _ANEW
+        if is_anew and now is not None and now != was and now[1] not in there:
+            continue
+        kind = "a tensor" if now is not None and now[0] == "tensor" else "something"
+        raise located(
+            source_of(view.model),
+            f"forward leaves {kind} at '{path}' in one step and elsewhere in the next, which a "
+            "captured step does not do; clear what holds it in forward",
+        )
 
 
 def _attributes(paths: list[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
-from functools import _lru_cache_wrapper
+from functools import _lru_cache_wrapper, partial
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from fsdp_mlir.modules.place import ABSENT
+from fsdp_mlir.modules.place import ABSENT, SCALARS
 from fsdp_mlir.support.errors import CaptureError
 
 Memo = _lru_cache_wrapper
@@ -33,10 +33,18 @@ def _parts(memo: Memo[Any]) -> tuple[dict[Any, Any], list[Any], object] | None:
     class, and its mark in keys."""
     parts, function = gc.get_referents(memo), getattr(memo, "__wrapped__", None)
     at = next((i for i in reversed(range(len(parts))) if parts[i] is function), 0)
-    if at < 2 or type(function) is not FunctionType or type(parts[at - 1]) is not dict:
+    if at < 2 or _function(memo) is None or type(parts[at - 1]) is not dict:
         return None
     mark = parts[at + 1 : at + 2]
     return (parts[at - 1], parts[1 : at - 1], mark[0]) if mark and type(mark[0]) is object else None
+
+
+def _function(memo: Memo[Any]) -> FunctionType | None:
+    """What it calls, which may have some arguments already."""
+    function = getattr(memo, "__wrapped__", None)
+    while type(function) is partial:
+        function = function.func
+    return function if type(function) is FunctionType else None
 
 
 def get(memo: Memo[Any], key: Any) -> Any:
@@ -54,12 +62,11 @@ def put(memo: Memo[Any], key: Any, result: Any) -> None:
 def hold(memo: Memo[Any], results: Mapping[Any, Any]) -> None:
     """Makes it keep these results, and no others: it calls a function that returns them. No other
     thread may call it meanwhile."""
-    now, parts = held(memo), _parts(memo)
-    if now is None or parts is None or is_same(now, results):
+    now, parts, function = held(memo), _parts(memo), _function(memo)
+    if now is None or parts is None or function is None or is_same(now, results):
         return
     memo.cache_clear()
     is_typed = memo.cache_parameters()["typed"]
-    function: Any = memo.__wrapped__
     box, code = SimpleNamespace(), function.__code__
     function.__code__ = _given(box, code.co_freevars)
     try:
@@ -71,7 +78,19 @@ def hold(memo: Memo[Any], results: Mapping[Any, Any]) -> None:
 
 
 def is_same(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
-    return list(now) == list(before) and all(now[key] is before[key] for key in now)
+    pairs = zip(now.items(), before.items(), strict=False)
+    return len(now) == len(before) and all(
+        a is b and _is_same_key(x, y) for (x, a), (y, b) in pairs
+    )
+
+
+def _is_same_key(now: Any, before: Any) -> bool:
+    """By identity where they are not plain: tensors do not compare to one truth value."""
+    if now is before:
+        return True
+    if isinstance(now, (tuple, list)) and type(now) is type(before):  # functools has lists, too
+        return len(now) == len(before) and all(map(_is_same_key, now, before))
+    return isinstance(now, SCALARS) and type(now) is type(before) and now == before
 
 
 def named(memo: Memo[Any]) -> str:

@@ -104,6 +104,7 @@ class PythonState:
     _memos: list[tuple[Any, Any]] = field(default_factory=list)  # of functools, with its results
     _closed: list[tuple[Any, Any]] = field(default_factory=list)  # which have results of their own
     _data: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tensors, their memory
+    _require: list[tuple[Tensor, bool]] = field(default_factory=list)  # leaves, and if a gradient
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
@@ -172,7 +173,7 @@ class PythonState:
                 if name not in attributes:
                     delattr(owner, name)
             for name, value in attributes.items():
-                if getattr(owner, name, ABSENT) is not value:
+                if not is_same(getattr(owner, name, ABSENT), value):
                     object.__setattr__(owner, name, value)
         for place, value in (*self._outside, *self._held):
             if not place.holds(value):
@@ -183,6 +184,9 @@ class PythonState:
         for tensor, data in self._data.values():
             if not _has_memory_of(tensor, data):
                 tensor.data = data
+        for tensor, requires in self._require:
+            if tensor.requires_grad is not requires and tensor.is_leaf:
+                tensor.requires_grad_(requires)
         for generator, before in self._generators:
             in_place.set_state(generator, before)
         for owner, copy in self._written.values():
@@ -192,6 +196,10 @@ class PythonState:
         for memo, info in self._closed:
             if memo.cache_info().misses != info.misses:
                 memo.cache_clear()
+
+    def watched(self) -> list[Tensor]:
+        """The tensors besides parameters and buffers of the model that have data of their own."""
+        return list({id(tensor): tensor for tensor, _ in self._data.values()}.values())
 
     def given_data(self) -> str:
         """The path of a tensor that now has other memory, as by `x.data = y`; empty if there is
@@ -560,6 +568,8 @@ class PythonState:
         is_plain = type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided
         if is_plain and self._most is None:
             self._data[path] = value, value.detach()
+            if value.is_leaf:
+                self._require.append((value, value.requires_grad))
 
     def _identify(self, path: str, kind: str, value: Any) -> None:
         self._keep_data(path, value)

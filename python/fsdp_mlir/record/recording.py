@@ -30,6 +30,7 @@ from fsdp_mlir.record.generators import (
     untouched_generators,
 )
 from fsdp_mlir.record.graph import Node, Trace
+from fsdp_mlir.record.no_fakes import no_fakes
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.run import evaluated, traced
 from fsdp_mlir.record.trace import Recorder
@@ -140,6 +141,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         refused_seeding(),
         no_gathers() if others is None else others.recorded(),
         no_methods(),
+        no_fakes(),
         as_functional(),
     ):
         results = FakeResults() if first is None else first.results

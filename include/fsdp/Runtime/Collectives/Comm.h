@@ -116,7 +116,7 @@ public:
   /// so that reduceScatter need not copy it; null if there is no such place.
   virtual void *reduceInput(int32_t param) = 0;
   /// Begins the reduction of `grads` (full gradients of reduce.params) over the
-  /// ranks of the replica, as plan::ReduceScatter says, in ascending rank
+  /// ranks of the replica, as plan::ReduceScatter says, on CPUs in Gloo's
   /// order. The results are this rank's rows.
   virtual Collective reduceScatter(const plan::ReduceScatter &reduce,
                                    const std::vector<at::Tensor> &grads,
@@ -130,7 +130,7 @@ public:
                                const at::Tensor &buffer = {}) = 0;
 
   /// Combines a vector of float32 or float64 over the ranks of a replica, in
-  /// place, in ascending rank order, wherever it lies; it has at most one
+  /// place, on CPUs in Gloo's order, wherever it lies; it has at most one
   /// element for each parameter. Max gives NaN where any rank has NaN. For
   /// plans that clip or unscale gradients.
   virtual void allReduce(const at::Tensor &vector, Reduction reduction) = 0;

@@ -14,7 +14,8 @@ namespace fsdp::runtime {
 /// divided by `predivide` and multiplied by `premultiply`, rounded to `reduce`;
 /// they are added in order and the sum is divided by `postdivide`; every result
 /// is rounded to `reduce` as PyTorch rounds. Then a cast to `out`. All three
-/// are floating-point dtypes, or one complex dtype.
+/// are floating-point dtypes, or one complex dtype, whose two parts are reduced
+/// each by itself: they are divided by powers of 2 alone.
 struct GradReduction {
   plan::DType in = plan::DType::Float32;
   plan::DType reduce = plan::DType::Float32;
@@ -37,10 +38,17 @@ GradReduction makeGradReduction(const plan::Plan &plan,
 GradReduction makeGradReduction(const plan::Plan &plan,
                                 const plan::AllReduce &reduce, size_t index);
 
-/// Writes `count` elements of the reduction of `in` (at least one rank, in
-/// ascending order) to `out`, which must not be one of them.
+/// Writes `count` elements of the reduction of `in` (at least one term, added
+/// in this order) to `out`, which must not be one of them.
 void reduceInOrder(const GradReduction &reduction, void *out,
                    const std::vector<const std::byte *> &in, int64_t count);
+
+/// The same of the elements from `begin` on of a message of `elements`, of
+/// which rank r has those of `in[r]`: in the order in which Gloo adds them
+/// (plan::ringPiece).
+void reduceAroundRing(const GradReduction &reduction, void *out,
+                      const std::vector<const std::byte *> &in, int64_t count,
+                      int64_t begin, int64_t elements);
 
 } // namespace fsdp::runtime
 

@@ -14,6 +14,7 @@
 #ifndef FSDP_RUNTIME_COLLECTIVES_SHMCOMM_H
 #define FSDP_RUNTIME_COLLECTIVES_SHMCOMM_H
 
+#include "fsdp/Plan/Messages.h"
 #include "fsdp/Runtime/Collectives/Comm.h"
 #include "fsdp/Runtime/Collectives/Patience.h"
 #include "fsdp/Runtime/Collectives/SegmentSights.h"
@@ -166,6 +167,7 @@ private:
     uint32_t version = 0;
   };
   std::vector<KeptPart> keptParts;
+  const std::vector<plan::MessagePlace> places; ///< by parameter
   /// Reductions of all microbatches before this one.
   uint32_t stepBase = 0;
   uint32_t allReduces = 0;

@@ -1,0 +1,54 @@
+"""What code is told that asks whether a tensor is a fake one, as it does to find out whether it is
+traced: that it is not. What it would do otherwise is not what the step does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+_PACKAGES = ("torch", __name__.partition(".")[0])
+_FOLDERS = tuple(f"{Path(sys.modules[name].__file__ or '').parent}/" for name in _PACKAGES)
+
+
+class _Kind(type):
+    """PyTorch's own code, and this package's, sees the class that the other stands for."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        asks = sys._getframe(1).f_code.co_filename
+        return asks.startswith(_FOLDERS) and isinstance(value, FakeTensor)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, FakeTensor)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is FakeTensor
+
+    def __hash__(cls) -> int:
+        return hash(FakeTensor)
+
+
+class _NoFakeTensor(metaclass=_Kind):
+    pass
+
+
+@contextmanager
+def no_fakes() -> Iterator[None]:
+    """In the body, no tensor is a fake one for a model's code that asks for that class by name."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch._subclasses, "FakeTensor", _NoFakeTensor))
+        for module in list(sys.modules.values()):
+            if not isinstance(module, ModuleType):
+                continue
+            is_ours = module.__name__.partition(".")[0] in _PACKAGES
+            if not is_ours and vars(module).get("FakeTensor") is FakeTensor:
+                stack.enter_context(patch.object(module, "FakeTensor", _NoFakeTensor))
+        yield
