@@ -37,7 +37,8 @@ def add_units(grads: list[dict[str, Tensor]], units: list[list[str]]) -> dict[st
     """The sums of all ranks' gradients, which are reduced unit by unit."""
     ranks, sums = len(grads), {}
     for unit in units:
-        names = [name for name in unit if name in grads[0]]
+        if not (names := [name for name in unit if name in grads[0]]):
+            continue
         messages = [torch._chunk_cat([own[n] for n in names], 0, ranks).flatten() for own in grads]
         rows, begin = add(messages).view(ranks, -1), 0
         for name in names:
