@@ -294,7 +294,7 @@ struct AllReduce {
   static constexpr const char *meaning =
       "reduces the gradient shards `ins` of `params` of the unit over the "
       "replicas: sum in the dtype of the shards, "
-      " then division by their number, or by `postdivide`";
+      "then division by their number, or by `postdivide`";
   static constexpr auto fields() {
     return std::tuple(field(verb, &AllReduce::unit, Role::Unit),
                       field("params", &AllReduce::params, Role::Param),
