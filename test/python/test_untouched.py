@@ -87,6 +87,41 @@ class RequiresLater(SkipsTheFirst):
         return [self.mean.tolist(), self.mean.requires_grad]
 
 
+class Resized(Net):
+    """It keeps what it has seen last, and gives the tensor its shape, which it has already."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.other = torch.zeros(4, 4), torch.zeros(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.last.resize_(x.shape[0], 4).copy_(y.detach())
+        return y
+
+    def seen(self) -> list[Any]:
+        return self.last.tolist()
+
+
+class Shrunk(Resized):
+    def forward(self, x: Tensor) -> Tensor:
+        self.other.resize_(1).fill_(3)
+        return self.linear(x)
+
+    def seen(self) -> list[Any]:
+        return self.other.tolist()
+
+
+class Gradient(Resized):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.other.grad = y.detach().flatten()[:2].clone()
+        return y
+
+    def seen(self) -> list[Any]:
+        return [] if self.other.grad is None else self.other.grad.tolist()
+
+
 class Centers(Net):
     """It looks at another tensor in each step, though with the same data at first."""
 
@@ -189,7 +224,19 @@ def steps(kind: type[Net], *, ours: bool) -> list[Any]:
 
 @pytest.mark.parametrize(
     "kind",
-    [SkipsTheFirst, Drift, RequiresLater, Centers, Shared, Positions, Multiple, Masked],
+    [
+        SkipsTheFirst,
+        Drift,
+        RequiresLater,
+        Resized,
+        Shrunk,
+        Gradient,
+        Centers,
+        Shared,
+        Positions,
+        Multiple,
+        Masked,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_as_fsdp2(kind: type[Net]) -> None:

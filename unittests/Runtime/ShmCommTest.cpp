@@ -95,7 +95,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
     if (delaySeed && random() % 3 == 0)
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 2000));
   };
-  std::vector<plan::MessagePlace> places = plan::messagePlaces(plan);
+  const plan::Messages messages(plan);
   // Versions of a parameter are numbered -1 (initial), 0, 1, ...
   auto writeShards = [&](int64_t version) {
     for (size_t p = 0; p < plan.params.size(); ++p) {
@@ -152,6 +152,8 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
     comm.beginUpdate();
     for (const auto &[reduce, begun] : results) {
       const std::vector<at::Tensor> &shards = begun.results;
+      std::vector<plan::MessagePlace> places =
+          messages.messagePlaces(reduce->params);
       for (size_t i = 0; i < shards.size(); ++i) {
         int32_t p = reduce->params[i];
         const auto &spec = plan.params[size_t(p)].spec;
@@ -159,7 +161,7 @@ void trainLike(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
         plan::RowRange rows = plan::shardRows(spec.shape[0], worldSize, rank);
         expect(shards[i].numel() == rows.size() * row, "shard size");
         const T *data = shards[i].template const_data_ptr<T>();
-        const plan::MessagePlace &place = places[size_t(p)];
+        const plan::MessagePlace &place = places[i];
         int64_t piece =
             plan::ringPiece(worldSize * place.row, sizeof(T), worldSize);
         for (int64_t k = 0; k < shards[i].numel(); ++k) {

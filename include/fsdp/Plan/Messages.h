@@ -9,16 +9,28 @@
 
 namespace fsdp::plan {
 
-/// Where a parameter's gradient is in what FSDP2 reduces: the gradients of a
-/// unit, one behind the other in each rank's row, padded to chunkElements. The
-/// unit is Param::reducedWith, or the parameter's own.
+/// Where a parameter's gradient is in what FSDP2 reduces: gradients of a unit,
+/// one behind the other in each rank's row, padded to chunkElements.
 struct MessagePlace {
   int64_t begin = 0; ///< in each row, in elements
-  int64_t row = 0;   ///< elements of a row; 0 for what is not reduced
+  int64_t row = 0;   ///< elements of a row
 };
 
-/// That of every parameter.
-std::vector<MessagePlace> messagePlaces(const Plan &plan);
+class Messages {
+public:
+  /// The plan must outlive it.
+  explicit Messages(const Plan &plan);
+
+  /// The places of those that an instruction reduces together. They are one
+  /// message; but those of another unit (Param::reducedWith) are in the message
+  /// of all that are reduced with that.
+  std::vector<MessagePlace>
+  messagePlaces(const std::vector<int32_t> &params) const;
+
+private:
+  const Plan &plan;
+  std::vector<MessagePlace> ofOthers; ///< by parameter
+};
 
 /// Gloo adds around a ring (gloo/allreduce.cc; torch.distributed reduces and
 /// scatters by it, too): a message is cut into a piece for each of the ranks,

@@ -4,31 +4,48 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 
 namespace fsdp::plan {
 
-std::vector<MessagePlace> messagePlaces(const Plan &plan) {
-  std::vector<bool> isReduced(plan.params.size());
+/// Places of parameters in one row.
+static std::vector<MessagePlace> layOutRow(const Plan &plan,
+                                           const std::vector<int32_t> &params) {
+  std::vector<MessagePlace> places;
+  int64_t row = 0;
+  for (int32_t param : params) {
+    places.push_back({row, 0});
+    row += chunkElements(plan, param);
+  }
+  for (MessagePlace &place : places)
+    place.row = row;
+  return places;
+}
+
+Messages::Messages(const Plan &plan)
+    : plan(plan), ofOthers(plan.params.size()) {
+  std::set<int32_t> reduced;
   for (const Instruction &instruction : plan.instructions)
     if (const auto *reduce = std::get_if<ReduceScatter>(&instruction.kind))
-      for (int32_t param : reduce->params)
-        isReduced[size_t(param)] = true;
-  std::vector<MessagePlace> places(plan.params.size());
-  std::map<std::string, int64_t> rows;
-  auto unitOf = [&](const Param &param) -> const std::string & {
-    return param.reducedWith.empty() ? plan.units[size_t(param.unit)].name
-                                     : param.reducedWith;
-  };
-  for (size_t p = 0; p < places.size(); ++p)
-    if (isReduced[p]) {
-      int64_t &row = rows[unitOf(plan.params[p])];
-      places[p].begin = row;
-      row += chunkElements(plan, int32_t(p));
-    }
-  for (size_t p = 0; p < places.size(); ++p)
-    if (isReduced[p])
-      places[p].row = rows[unitOf(plan.params[p])];
+      reduced.insert(reduce->params.begin(), reduce->params.end());
+  std::map<std::string, std::vector<int32_t>> units;
+  for (int32_t param : reduced)
+    if (const Param &own = plan.params[size_t(param)]; !own.reducedWith.empty())
+      units[own.reducedWith].push_back(param);
+  for (const auto &[name, params] : units) {
+    std::vector<MessagePlace> places = layOutRow(plan, params);
+    for (size_t i = 0; i < params.size(); ++i)
+      ofOthers[size_t(params[i])] = places[i];
+  }
+}
+
+std::vector<MessagePlace>
+Messages::messagePlaces(const std::vector<int32_t> &params) const {
+  std::vector<MessagePlace> places = layOutRow(plan, params);
+  for (size_t i = 0; i < params.size(); ++i)
+    if (!plan.params[size_t(params[i])].reducedWith.empty())
+      places[i] = ofOthers[size_t(params[i])];
   return places;
 }
 

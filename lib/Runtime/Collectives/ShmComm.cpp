@@ -37,7 +37,7 @@ ShmComm::ShmComm(const plan::Plan &plan, ShmSegment &segment, int64_t rank,
       sights(segment, rank), shardGroup(plan.shardGroup(rank)),
       replicateGroup(plan.replicateGroup(rank)),
       everybody(size_t(plan.worldSize)), pidfds(size_t(plan.worldSize), -1),
-      keptParts(plan.units.size()), places(plan::messagePlaces(plan)) {
+      keptParts(plan.units.size()), messages(plan) {
   std::iota(everybody.begin(), everybody.end(), 0);
   for (size_t p = 0; p < plan.params.size(); ++p) {
     const plan::Param &param = plan.params[p];
@@ -307,14 +307,15 @@ void ShmComm::finishAllReduces() {
   for (PendingAllReduce &entry : pendingAllReduces) {
     waitAll(replicateGroup, &RankState::shardsReady, round,
             {"all_reduce", entry.reduce->unit});
+    std::vector<plan::MessagePlace> places =
+        messages.messagePlaces(entry.reduce->params);
     for (size_t i = 0; i < entry.outs.size(); ++i) {
       std::vector<const std::byte *> in;
       for (int64_t rank : replicateGroup)
         in.push_back(segment.shardGrad(rank, entry.reduce->params[i]));
-      const plan::MessagePlace &place = places[entry.reduce->params[i]];
       reduceAroundRing(makeGradReduction(plan, *entry.reduce, i),
                        entry.outs[i].mutable_data_ptr(), in,
-                       entry.outs[i].numel(), place.begin, place.row);
+                       entry.outs[i].numel(), places[i].begin, places[i].row);
     }
   }
   own().shardsRead.publish(round);
@@ -331,6 +332,8 @@ void ShmComm::finishFirst() {
   pending.pop_front();
   waitAll(shardGroup, &RankState::inputsReady, entry.index + 1,
           {"reduce_scatter", entry.reduce->unit});
+  std::vector<plan::MessagePlace> places =
+      messages.messagePlaces(entry.reduce->params);
   for (size_t i = 0; i < entry.outs.size(); ++i) {
     int32_t param = entry.reduce->params[i];
     if (segment.layout().reducedInPlace[param])
@@ -339,8 +342,7 @@ void ShmComm::finishFirst() {
     plan::ShardRuns runs = plan::shardRuns(plan, param, shardIndex());
     GradReduction how = makeGradReduction(plan, *entry.reduce, i);
     auto *out = static_cast<std::byte *>(entry.outs[i].mutable_data_ptr());
-    const plan::MessagePlace &place = places[param];
-    int64_t begin = shardIndex() * place.row + place.begin;
+    int64_t begin = shardIndex() * places[i].row + places[i].begin;
     std::vector<const std::byte *> in;
     for (int64_t run = 0; run < runs.count; ++run) {
       in.clear();
@@ -348,7 +350,7 @@ void ShmComm::finishFirst() {
         in.push_back(segment.grad(rank, param) +
                      (runs.begin + run * runs.stride) * width);
       reduceAroundRing(how, out, in, runs.size, begin,
-                       plan.shards() * place.row);
+                       plan.shards() * places[i].row);
       begin += runs.size;
       out += runs.size * int64_t(entry.outs[i].element_size());
     }

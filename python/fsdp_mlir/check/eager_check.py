@@ -276,11 +276,10 @@ def _unchanged(view: ModelView, tensors: list[Tensor]) -> Iterator[None]:
 
 
 class _Kept:
-    """A tensor's data and its gradient, as they are now."""
+    """A tensor's data as they are now."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._data = tensor, tensor.detach().clone()
-        self._grad = tensor.grad if tensor.is_leaf else None
 
     def restore(self) -> None:
         tensor = self._tensor
@@ -289,8 +288,6 @@ class _Kept:
                 requires = tensor.requires_grad  # which cannot be given another shape
                 tensor.requires_grad_(False).resize_(self._data.shape).requires_grad_(requires)
             tensor.detach().copy_(self._data)
-        if tensor.is_leaf:
-            tensor.grad = self._grad
 
 
 class _Graph:

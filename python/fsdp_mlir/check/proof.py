@@ -108,7 +108,8 @@ def check(recorded: Recorded) -> Checked:
     _check_assumed(recording)
     _check_held(view, before)
 
-    checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
+    size = _bytes([*_tensors(view), *before.watched()])
+    checked = _has_data(view) and (size <= CHECKED_BYTES if wanted is None else wanted)
     device = view.asked.device
     if wanted and device.type != "cpu":
         raise CaptureError(
@@ -372,7 +373,9 @@ def _check_steady(view: ModelView, first: PythonState, second: PythonState) -> N
     """CaptureError if a step leaves something else than the one before it, as in a list that grows
     or rotates: all that may differ is that it has made each thing anew."""
     there = first.known()
-    for path in first.changes(second):
+    changes = first.changes(second)
+    # Of modules that take turns, their hooks for state dicts do, too.
+    for path in sorted(changes, key=lambda path: "_state_dict_" in path):
         was, now = first.leaves.get(path), second.leaves.get(path)
         is_anew = was is not None and now is not None and {was[0], now[0]} <= _ANEW
         if is_anew and now is not None and now != was and now[1] not in there:
@@ -468,8 +471,8 @@ def _has_data(view: ModelView) -> bool:
     return not any(tensor.is_meta for tensor in _tensors(view))
 
 
-def _bytes(view: ModelView) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(view))
+def _bytes(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _tensors(view: ModelView) -> list[Tensor]:

@@ -104,7 +104,7 @@ class PythonState:
     _memos: list[tuple[Any, Any]] = field(default_factory=list)  # of functools, with its results
     _closed: list[tuple[Any, Any]] = field(default_factory=list)  # which have results of their own
     _data: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tensors, their memory
-    _require: list[tuple[Tensor, bool]] = field(default_factory=list)  # leaves, and if a gradient
+    _leaves: list[tuple[Tensor, bool, Any]] = field(default_factory=list)  # of autograd, gradients
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
@@ -184,9 +184,11 @@ class PythonState:
         for tensor, data in self._data.values():
             if not _has_memory_of(tensor, data):
                 tensor.data = data
-        for tensor, requires in self._require:
-            if tensor.requires_grad is not requires and tensor.is_leaf:
+        for tensor, requires, grad in self._leaves:
+            if tensor.is_leaf and tensor.requires_grad is not requires:
                 tensor.requires_grad_(requires)
+            if tensor.is_leaf and tensor.grad is not grad:
+                tensor.grad = grad
         for generator, before in self._generators:
             in_place.set_state(generator, before)
         for owner, copy in self._written.values():
@@ -554,6 +556,8 @@ class PythonState:
         """With the attributes that code has set on it."""
         is_known = id(value) in self._seen
         self._identify(path, "tensor", value)
+        if value.is_leaf and value.grad is not None:
+            self._identify(f"{path}.grad", "object", value.grad)
         if type(value) is Tensor and not is_known:
             self._add_attributes(path, value, depth)
 
@@ -569,7 +573,7 @@ class PythonState:
         if is_plain and self._most is None:
             self._data[path] = value, value.detach()
             if value.is_leaf:
-                self._require.append((value, value.requires_grad))
+                self._leaves.append((value, value.requires_grad, value.grad))
 
     def _identify(self, path: str, kind: str, value: Any) -> None:
         self._keep_data(path, value)

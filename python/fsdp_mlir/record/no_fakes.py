@@ -37,7 +37,12 @@ class _Kind(type):
 
 
 class _NoFakeTensor(metaclass=_Kind):
-    pass
+    """It has the other's name, too."""
+
+    __module__, __qualname__ = FakeTensor.__module__, FakeTensor.__qualname__
+
+
+_NoFakeTensor.__name__ = FakeTensor.__name__
 
 
 @contextmanager

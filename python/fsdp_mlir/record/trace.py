@@ -86,6 +86,7 @@ IDENTITIES = {
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _DEVICE = torch.ops.prim.device.default
+_RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -223,6 +224,8 @@ class Recorder(TorchDispatchMode):
             self._alive.append(seen := func(*args, **kwargs))
             self.states.sharded[id(seen)] = name  # what code looks at, as by to_local()
             return seen
+        if func in _RESIZES and fakes[0].shape == tuple(getattr(fakes[1], "shape", fakes[1])):
+            return args[0]
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
         if is_foreign:
@@ -258,6 +261,9 @@ class Recorder(TorchDispatchMode):
             )
         recorded = func
         if torch.Tag.inplace_view in func.tags:
+            if func in _RESIZES and self._ref(fakes[0], origin).name[0] != "v":
+                what = f"'{func}' changes the shape of a tensor that the step has not made"
+                raise located(origin.location, f"{what}; make a new one")
             recorded = self._out_of_place(func, origin)
         if rounds_number(func, fakes):
             product = aten.mul.Tensor(*fakes)

@@ -167,7 +167,7 @@ private:
     uint32_t version = 0;
   };
   std::vector<KeptPart> keptParts;
-  const std::vector<plan::MessagePlace> places; ///< by parameter
+  const plan::Messages messages;
   /// Reductions of all microbatches before this one.
   uint32_t stepBase = 0;
   uint32_t allReduces = 0;
