@@ -10,6 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/_chunk_cat.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -120,7 +121,7 @@ Tensors sumAroundRing(const std::vector<Tensors> &grads,
       for (int64_t k = 1; k <= ranks; ++k) {
         at::Tensor term = messages[size_t((c - k + ranks) % ranks)].slice(
             0, c * piece, (c + 1) * piece);
-        total = total.defined() ? total + term : term;
+        total = total.defined() ? at::add(total, term) : term;
       }
       sum.slice(0, c * piece, (c + 1) * piece).copy_(total);
     }
