@@ -3,9 +3,9 @@
 // Each parameter by itself.
 
 // CHECK:      fsdp.unit @"a[0]"
-// CHECK:      fsdp.unit @"a[1]" {reduced_with = "a"}
+// CHECK:      fsdp.unit @"a[1]"
 // CHECK:      fsdp.param @a.w : tensor<4x4xf32> unit @"a[0]" {reduced_with = "a"}
-// CHECK-NEXT: fsdp.param @a.b : tensor<4xf32> unit @"a[1]"
+// CHECK-NEXT: fsdp.param @a.b : tensor<4xf32> unit @"a[1]" {reduced_with = "a"}
 // CHECK:      fsdp.unit @b
 // CHECK:      fsdp.unit @c {reshard_after_forward = false}
 fsdp.mesh @world <["shard"=2]>
