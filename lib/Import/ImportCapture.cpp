@@ -135,17 +135,16 @@ private:
                                      param.aliases.end());
         aliases = builder.getStrArrayAttr(names);
       }
-      ParamOp::create(builder, getLoc(param.name, "", -1), param.name,
-                      getType(param.spec), FlatSymbolRefAttr(), ShardingAttr(),
-                      aliases, !param.requiresGrad,
-                      /*ignored=*/false,
-                      param.computeDtype == param.spec.dtype
-                          ? TypeAttr()
-                          : TypeAttr::get(getElementType(param.computeDtype)),
-                      gradDtypes.lookup(index),
-                      isInOrder ? IntegerAttr()
-                                : builder.getI64IntegerAttr(param.position),
-                      /*reduced_with=*/StringAttr());
+      ParamOp::create(
+          builder, getLoc(param.name, "", -1), param.name, getType(param.spec),
+          FlatSymbolRefAttr(), ShardingAttr(), aliases, !param.requiresGrad,
+          /*ignored=*/false,
+          param.computeDtype == param.spec.dtype
+              ? TypeAttr()
+              : TypeAttr::get(getElementType(param.computeDtype)),
+          gradDtypes.lookup(index),
+          isInOrder ? IntegerAttr() : builder.getI64IntegerAttr(param.position),
+          /*reduced_with=*/StringAttr());
     }
     for (const plan::Buffer &buffer : capture.buffers)
       BufferOp::create(builder, getLoc(buffer.name, "", -1), buffer.name,
