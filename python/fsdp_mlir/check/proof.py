@@ -108,8 +108,7 @@ def check(recorded: Recorded) -> Checked:
     _check_assumed(recording)
     _check_held(view, before)
 
-    size = _bytes([*_tensors(view), *before.watched()])
-    checked = _has_data(view) and (size <= CHECKED_BYTES if wanted is None else wanted)
+    checked = _has_data(view) and (_bytes(view) <= CHECKED_BYTES if wanted is None else wanted)
     device = view.asked.device
     if wanted and device.type != "cpu":
         raise CaptureError(
@@ -471,8 +470,8 @@ def _has_data(view: ModelView) -> bool:
     return not any(tensor.is_meta for tensor in _tensors(view))
 
 
-def _bytes(tensors: list[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+def _bytes(view: ModelView) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(view))
 
 
 def _tensors(view: ModelView) -> list[Tensor]:
