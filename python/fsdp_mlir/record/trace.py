@@ -45,6 +45,7 @@ from fsdp_mlir.record.graph import (
     split_arguments,
     written_arguments,
 )
+from fsdp_mlir.record.in_place_views import keeps_size, out_of_place
 from fsdp_mlir.record.known import KnownValues, flat_tensors
 from fsdp_mlir.record.masks import BY_COUNT, shaped_by_values
 from fsdp_mlir.record.plain import decided_by_data
@@ -86,7 +87,6 @@ IDENTITIES = {
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 _DEVICE = torch.ops.prim.device.default
-_RESIZES = {aten.resize_.default, aten.resize_as_.default}
 
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):
             self._alive.append(seen := func(*args, **kwargs))
             self.states.sharded[id(seen)] = name  # what code looks at, as by to_local()
             return seen
-        if func in _RESIZES and fakes[0].shape == tuple(getattr(fakes[1], "shape", fakes[1])):
+        if keeps_size(func, fakes):
             return args[0]
         if func is aten.as_strided.default:
             self._check_layout(fakes[0], fakes[3], origin)
@@ -261,10 +261,8 @@ class Recorder(TorchDispatchMode):
             )
         recorded = func
         if torch.Tag.inplace_view in func.tags:
-            if func in _RESIZES and self._ref(fakes[0], origin).name[0] != "v":
-                what = f"'{func}' changes the shape of a tensor that the step has not made"
-                raise located(origin.location, f"{what}; make a new one")
-            recorded = self._out_of_place(func, origin)
+            is_made = self._ref(fakes[0], origin).name[0] == "v"
+            recorded = out_of_place(func, origin.location, is_made=is_made)
         if rounds_number(func, fakes):
             product = aten.mul.Tensor(*fakes)
             self._record(aten.mul.Tensor, fakes, product, origin)
@@ -591,16 +589,3 @@ class Recorder(TorchDispatchMode):
             self.bind(tensor, name)
             types.append(TensorType.of(tensor))
         return name
-
-    def _out_of_place(self, func: OpOverload, origin: Origin) -> OpOverload:
-        """x.unsqueeze_(…) renames x to a view of itself, so it is captured as x.unsqueeze(…)."""
-
-        def formals(overload: OpOverload) -> list[tuple[str, str]]:
-            return [(formal.name, str(formal.type)) for formal in overload._schema.arguments]
-
-        packet = getattr(aten, func._schema.name.removeprefix("aten::").removesuffix("_"), None)
-        for name in packet.overloads() if packet else ():
-            found = getattr(packet, name)
-            if formals(found) == formals(func) and not found._schema.is_mutable:
-                return found
-        raise located(origin.location, f"'{func}' changes a tensor's shape in place; use a view")
