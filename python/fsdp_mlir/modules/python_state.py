@@ -104,7 +104,9 @@ class PythonState:
     _memos: list[tuple[Any, Any]] = field(default_factory=list)  # of functools, with its results
     _closed: list[tuple[Any, Any]] = field(default_factory=list)  # which have results of their own
     _data: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tensors, their memory
-    _leaves: list[tuple[Tensor, bool, Any]] = field(default_factory=list)  # of autograd, gradients
+    _autograd: list[tuple[Tensor, bool, Any]] = field(
+        default_factory=list
+    )  # leaves, their gradients
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
@@ -184,7 +186,7 @@ class PythonState:
         for tensor, data in self._data.values():
             if not _has_memory_of(tensor, data):
                 tensor.data = data
-        for tensor, requires, grad in self._leaves:
+        for tensor, requires, grad in self._autograd:
             if tensor.is_leaf and tensor.requires_grad is not requires:
                 tensor.requires_grad_(requires)
             if tensor.is_leaf and tensor.grad is not grad:
@@ -573,7 +575,7 @@ class PythonState:
         if is_plain and self._most is None:
             self._data[path] = value, value.detach()
             if value.is_leaf:
-                self._leaves.append((value, value.requires_grad, value.grad))
+                self._autograd.append((value, value.requires_grad, value.grad))
 
     def _identify(self, path: str, kind: str, value: Any) -> None:
         self._keep_data(path, value)
