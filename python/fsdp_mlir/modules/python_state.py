@@ -104,9 +104,7 @@ class PythonState:
     _memos: list[tuple[Any, Any]] = field(default_factory=list)  # of functools, with its results
     _closed: list[tuple[Any, Any]] = field(default_factory=list)  # which have results of their own
     _data: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tensors, their memory
-    _autograd: list[tuple[Tensor, bool, Any]] = field(
-        default_factory=list
-    )  # leaves, their gradients
+    _autograd: list[tuple[Tensor, bool, Any]] = field(default_factory=list)  # leaf, its gradient
     _most: int | None = None  # leaves
     _deepest: int = MAX_DEPTH
     _whole: bool = False  # it is an error if something is too deep
