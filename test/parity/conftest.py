@@ -22,7 +22,7 @@ ranks.PRELOAD += [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("test_random.py and test_any_loop.py")
-    group.addoption("--random-cases", type=int, default=8, help="random cases to run")
+    group.addoption("--random-cases", type=int, default=5, help="random cases to run")
     group.addoption("--random-seed", default="0", help="which random cases")
     group.addoption("--random-case", metavar="JSON", help="one case, as a failure printed it")
     group.addoption("--random-world", type=int, default=2, help="ranks of random loops")

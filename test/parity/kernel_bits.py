@@ -485,6 +485,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="keep what is compiled here")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--chains", type=int, default=300)
+    parser.add_argument("--one-in", type=int, default=1, help="of the kernels, each n-th alone")
     parser.add_argument("--every-input", action="store_true")
     parser.add_argument("--save", type=Path, help="compile for another host, run nothing")
     parser.add_argument("--load", type=Path, help="run what was saved")
@@ -498,7 +499,7 @@ def main() -> int:
             unary_kernels(args.target)
             if args.every_input
             else make_kernels(args.target, args.seed, args.chains)
-        )
+        )[:: args.one_in]
         with tempfile.TemporaryDirectory() as scratch:
             folder = args.folder or Path(scratch)
             codes = compile_kernels(kernels, args.target, folder)

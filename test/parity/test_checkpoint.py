@@ -39,6 +39,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_equals_fsdp2(captured: Capture, reference: Reference, policy: str) -> None:
     model, checkpoint = POLICIES[policy]

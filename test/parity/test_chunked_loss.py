@@ -70,6 +70,7 @@ def assert_close(ours: Run, theirs: Run, tolerance: float) -> None:
     torch.testing.assert_close(ours.weights, theirs.weights, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CHUNKED)
 def test_differs_by_rounding_alone(captured: Capture, name: str) -> None:
     model = body(name)
@@ -107,6 +108,7 @@ TRAINING: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("training", TRAINING.values(), ids=TRAINING)
 def test_with_other_policies(captured: Capture, training: dict[str, Any]) -> None:
     """A model of real operators, where the chunks change the sums in float32."""

@@ -47,6 +47,7 @@ MODELS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reshard", ["default", "false"])
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model, reshard: str) -> None:

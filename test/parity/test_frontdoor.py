@@ -179,7 +179,7 @@ def assert_same(case: dict[str, Any], world: int, directory: Path) -> None:
     assert found == [[]] * world
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", CASES)
 def test_two_ranks(name: str, tmp_path: Path) -> None:
     assert_same(CASES[name], 2, tmp_path)

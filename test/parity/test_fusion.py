@@ -49,13 +49,15 @@ def environment(target: str) -> dict[str, str]:
     return {**os.environ, "ATEN_CPU_CAPABILITY": TARGETS[target]}
 
 
+@pytest.mark.parametrize("one_in", [5, pytest.param(1, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("target", TARGETS)
-def test_kernels_have_the_bits_of_their_calls(target: str, tmp_path: Path) -> None:
+def test_kernels_have_the_bits_of_their_calls(target: str, one_in: int, tmp_path: Path) -> None:
     command = [sys.executable, HERE / "kernel_bits.py", "--target", target, "--folder", tmp_path]
-    done = execute([*command, "--seed", SEED], env=environment(target), check=False)
+    command += ["--seed", SEED, "--one-in", one_in]
+    done = execute(command, env=environment(target), check=False)
     print(done.stdout[-2000:])
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert re.search(r"^\d{4} kernels for .* 0 differ$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\d{3,4} kernels for .* 0 differ$", done.stdout, re.MULTILINE)
 
 
 def find_ptxas() -> Path:

@@ -122,6 +122,7 @@ def test_parallel(tmp_path: Path) -> None:
     assert_same_files(read_dcp, saved)
 
 
+@pytest.mark.exhaustive  # test_adapters.py trains and saves a model of transformers
 def test_huggingface(tmp_path: Path) -> None:
     lines, saved = run_both("huggingface.py", tmp_path)
     steps = values(lines, r"rank \d: loss (\d) (\S+) \S+")

@@ -36,6 +36,7 @@ GPT2_COLUMNS = [{"match": "transformer.h.*.mlp.*.weight", "dim": 1}]
 PLACEMENTS = {"llama": (LLAMA, COLUMNS), "gpt2": (GPT2, GPT2_COLUMNS)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", [ADAMW_FUSED, ADAMW, SGD], ids=["fused", "adamw", "sgd"])
 @pytest.mark.parametrize(("model", "placement"), PLACEMENTS.values(), ids=PLACEMENTS)
 def test_columns(

@@ -66,6 +66,7 @@ def plan(captured: Callable[[Model], Captured]) -> Path:
     return compile_plan(captured(LLAMA), CASE, "trace")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", MODES)
 def test_has_every_execution_on_its_stream(
     captured: Callable[[Model], Captured], plan: Path, mode: str

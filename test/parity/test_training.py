@@ -116,6 +116,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizer(captured: Capture, reference: Reference, optimizer: str) -> None:
     compare(captured, reference, Case(OWN, OPTIMIZERS[optimizer], steps=8), optimizer)

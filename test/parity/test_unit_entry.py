@@ -38,6 +38,7 @@ MODELS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model) -> None:
     case = Case(model, ADAMW_FUSED, steps=4)

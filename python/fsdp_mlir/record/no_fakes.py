@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,10 +51,20 @@ def no_fakes() -> Iterator[None]:
     """In the body, no tensor is a fake one for a model's code that asks for that class by name."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch._subclasses, "FakeTensor", _NoFakeTensor))
-        for module in list(sys.modules.values()):
-            if not isinstance(module, ModuleType):
-                continue
-            is_ours = module.__name__.partition(".")[0] in _PACKAGES
-            if not is_ours and vars(module).get("FakeTensor") is FakeTensor:
+        for module in _modules(len(sys.modules), next(reversed(sys.modules))):
+            if module.__dict__.get("FakeTensor") is FakeTensor:
                 stack.enter_context(patch.object(module, "FakeTensor", _NoFakeTensor))
         yield
+
+
+@lru_cache(maxsize=1)
+def _modules(count: int, last: str) -> list[ModuleType]:
+    """Those of others that have the name, of so many of which the last imported is `last`: there
+    are thousands, and a step is recorded several times."""
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, ModuleType)
+        and "FakeTensor" in module.__dict__
+        and name.partition(".")[0] not in _PACKAGES
+    ]
