@@ -191,10 +191,10 @@ private:
     if (const json &weights = document.at("weights"); !weights.is_null())
       capture.weights = {weights.at("path"), weights.at("hash")};
     for (const json &entry : document.at("params"))
-      capture.params.push_back({entry.at("name"), entry.at("aliases"),
-                                readSpec(entry), entry.at("requires_grad"),
-                                readDType(entry.at("compute_dtype")),
-                                entry.at("position")});
+      capture.params.push_back(
+          {entry.at("name"), entry.at("aliases"), readSpec(entry),
+           entry.at("requires_grad"), readDType(entry.at("compute_dtype")),
+           entry.at("position"), entry.value("post_backward", int64_t{0})});
     readPrecision(document.at("mixed_precision"));
     document.at("units").get_to(capture.units);
     for (const auto &[module, input] : document.at("entries").items())

@@ -144,6 +144,8 @@ private:
               : TypeAttr::get(getElementType(param.computeDtype)),
           gradDtypes.lookup(index),
           isInOrder ? IntegerAttr() : builder.getI64IntegerAttr(param.position),
+          param.postBackward ? builder.getI64IntegerAttr(param.postBackward)
+                             : IntegerAttr(),
           /*reduced_with=*/StringAttr());
     }
     for (const plan::Buffer &buffer : capture.buffers)

@@ -47,6 +47,39 @@ def test_equals_fsdp2(captured: Capture, reference: Reference, model: Model) -> 
     assert_equal_bits(ours, reference(case))
 
 
+CALLED_TWICE = {
+    "at_first_alone": text_model("Recurrent", "blocks.*"),
+    "at_last_alone": text_model("Recurrent", "blocks.*", first=False, last=True),
+    "whole": text_model("Recurrent", "blocks.*", first=False),
+}
+
+
+@pytest.mark.parametrize("schedule", [{}, {"bucket": "parameter"}], ids=["", "buckets"])
+@pytest.mark.parametrize("model", CALLED_TWICE.values(), ids=CALLED_TWICE)
+def test_called_twice(
+    captured: Capture, reference: Reference, model: Model, schedule: dict[str, str]
+) -> None:
+    """From three ranks on the order of a sum depends on what is reduced together."""
+    case = Case(model, {**SGD, "lr": 2.0}, world=5, steps=6)
+    planned = replace(case, training={"schedule": schedule} if schedule else {})
+    assert_equal_bits(run_plan(captured(model), planned, f"twice{len(schedule)}"), reference(case))
+
+
+@pytest.mark.parametrize("name", CALLED_TWICE)
+def test_called_twice_and_reduced_once(captured: Capture, name: str) -> None:
+    once = {"gradient_accumulation_steps": 2, "reduce_each_microbatch": False}
+    case = Case(CALLED_TWICE[name], SGD, training=once)
+    with pytest.raises(RuntimeError, match='called several times in a step: expected "reduce_e'):
+        compile_plan(captured(case.model), case, "once")
+
+
+def test_called_twice_without_a_unit_at_capture(captured: Capture) -> None:
+    case = Case(CALLED_TWICE["at_first_alone"], SGD)
+    whole = replace(case.model, units="output")
+    with pytest.raises(RuntimeError, match="was not one at capture, and what a unit does with inp"):
+        compile_plan(captured(whole), case, "unknown")
+
+
 def test_mixed_precision(captured: Capture, reference: Reference) -> None:
     precision = {"": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}}
     case = Case(MODELS["norms"], SGD, steps=4, precision=precision)

@@ -85,6 +85,9 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
     `fsdp.no_gradient` of the training step names. `ignored` parameters are
     whole on every rank, and each rank has its own value. `position` is the
     parameter's index among model.parameters(), if the ops have another order.
+    A unit may be called several times in a step: FSDP2 then reduces behind
+    each of these calls, in backward, the gradients that are whole there, and
+    `post_backward` counts the calls before; absent, it is 0.
     `reduced_with` is FSDP2's unit of a parameter that is in another one by the
     schedule's choice of buckets: where a sum has an order, it is that of FSDP2.
 
@@ -113,6 +116,7 @@ def FSDP_ParamOp : FSDP_Op<"param", [Symbol,
                        OptionalAttr<TypeAttr>:$compute_dtype,
                        OptionalAttr<TypeAttr>:$grad_dtype,
                        OptionalAttr<I64Attr>:$position,
+                       OptionalAttr<I64Attr>:$post_backward,
                        OptionalAttr<StrAttr>:$reduced_with);
   let assemblyFormat = [{
     $sym_name `:` $type (`unit` $unit^)? (`sharding` $sharding^)? attr-dict

@@ -21,6 +21,9 @@ struct CapturedParam {
   plan::DType computeDtype = plan::DType::Float32;
   /// The index in model.parameters().
   int64_t position = 0;
+  /// Of a unit that is called several times in a step: the calls that backward
+  /// has gone through when the gradient is whole.
+  int64_t postBackward = 0;
 
   plan::TensorSpec computeSpec() const { return {spec.shape, computeDtype}; }
 };

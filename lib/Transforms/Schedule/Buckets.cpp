@@ -80,6 +80,14 @@ double mlir::fsdp::getSaturatingBytes(ModuleOp module,
   return std::clamp(bytes, kLeast, kMost);
 }
 
+/// The name of what FSDP2 reduces a parameter with.
+static std::string getMessage(ParamOp param) {
+  std::string unit = param.getUnit()->str();
+  if (std::optional<int64_t> calls = param.getPostBackward())
+    unit += "#" + std::to_string(*calls);
+  return unit;
+}
+
 void mlir::fsdp::replaceUnits(ModuleOp module, ArrayRef<Bucket> buckets) {
   llvm::DenseMap<StringAttr, UnitOp> policies;
   for (auto unit : module.getOps<UnitOp>())
@@ -105,7 +113,7 @@ void mlir::fsdp::replaceUnits(ModuleOp module, ArrayRef<Bucket> buckets) {
     for (StringAttr symbol : bucket.params) {
       ParamOp param = params.lookup(symbol);
       if (!param.getReducedWith() && *param.getUnit() != name)
-        param.setReducedWith(*param.getUnit());
+        param.setReducedWith(getMessage(param));
       param.setUnitAttr(FlatSymbolRefAttr::get(unit.getSymNameAttr()));
     }
   }

@@ -29,10 +29,11 @@ struct InsertAccumulation
         failed(scaleLoss(program, policy.getSteps())))
       return signalPassFailure();
     loop = formLoop(program, policy.getSteps());
-    if (!policy.getReduceEachMicrobatch())
-      accumulateWhole(module);
-    else if (!policy.getAllReduceEachMicrobatch() &&
-             !loop.getOps<AllReduceOp>().empty())
+    if (!policy.getReduceEachMicrobatch()) {
+      if (failed(accumulateWhole(module)))
+        return signalPassFailure();
+    } else if (!policy.getAllReduceEachMicrobatch() &&
+               !loop.getOps<AllReduceOp>().empty())
       accumulatePartial();
     else
       return addAtEnd(program, /*shards=*/true);
@@ -165,7 +166,7 @@ private:
   }
 
   /// Whole gradients are added on each rank; the sums are reduced.
-  void accumulateWhole(ModuleOp module) {
+  LogicalResult accumulateWhole(ModuleOp module) {
     for (auto reduce : loop.getOps<ReduceScatterOp>()) {
       OpBuilder builder(reduce);
       auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr());
@@ -174,6 +175,12 @@ private:
            llvm::zip(reduce.getParamNames().getAsRange<FlatSymbolRefAttr>(),
                      reduce.getGrads())) {
         auto param = module.lookupSymbol<ParamOp>(name);
+        // FSDP2 reduces the sums behind the first of the calls.
+        if (param.getPostBackward())
+          return param.emitError("the unit of \"")
+                 << param.getSymName()
+                 << "\" is called several times in a step: expected "
+                    "\"reduce_each_microbatch\" to be true";
         types.push_back(getAccumulatedType(param, unit));
         warnOfRounding(param, grad, types.back());
       }
@@ -185,6 +192,7 @@ private:
     runInLast<ReduceScatterOp>();
     runInLast<AllReduceOp>();
     runInLast<CopyToHostOp>();
+    return success();
   }
 
   /// The results of the reduce-scatters are added at the end of backward; the

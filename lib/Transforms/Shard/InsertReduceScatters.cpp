@@ -6,6 +6,7 @@
 #include "llvm/ADT/MapVector.h"
 
 #include <cmath>
+#include <map>
 
 namespace mlir::fsdp {
 #define GEN_PASS_DEF_INSERTREDUCESCATTERS
@@ -128,48 +129,65 @@ struct InsertReduceScatters
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
-    int64_t ranks = 1, shards = 1;
-    SmallVector<Attribute> partial;
     for (auto mesh : module.getOps<MeshOp>()) {
       ranks = mesh.getMesh().getNumRanks();
       shards = mesh.getMesh().getAxisSize(shardAxisName).value_or(1);
       partial = getPartialAxes(module, mesh.getMesh());
     }
-    for (auto &[unit, params] : getUnitParams(module)) {
-      StepGradients gradients(program, params, [](ParamOp, Value grad) {
-        return isa<RankedTensorType>(grad.getType());
-      });
-      if (gradients.empty())
-        continue;
-      SmallVector<Type> types;
-      for (ParamOp param : gradients.getParams()) {
-        if (!param.getSharding()) {
-          param.emitError("expected a sharding: run fsdp-place-params first");
+    for (auto &[unit, params] : getUnitParams(module))
+      for (auto &[calls, together] : splitByPostBackward(params))
+        if (failed(
+                reduce(program, module.lookupSymbol<UnitOp>(unit), together)))
           return signalPassFailure();
-        }
-        types.push_back(param.getShardedType());
-      }
-      OpBuilder builder = gradients.getBuilder();
-      // Behind what the same op ends: the use of parameters, as FSDP2 reshards
-      // before it reduces, and the gradients of units before this one.
-      while (isa<ReshardOp, ReduceScatterOp>(*builder.getInsertionPoint()))
-        builder.setInsertionPointAfter(&*builder.getInsertionPoint());
-      auto reduce = createFor<ReduceScatterOp>(
-          gradients.getLast(), builder, types, unit.getValue(), ReduceKind::Avg,
-          gradients.getNames(), gradients.getValues(), TypeAttr(), FloatAttr(),
-          FloatAttr(), FloatAttr(),
-          /*condition=*/Value(), /*buffer=*/Value());
-      if (failed(setReduction(reduce, module.lookupSymbol<UnitOp>(unit), ranks,
-                              shards)))
-        return signalPassFailure();
-      for (auto [param, grad, shard] : llvm::zip(
-               gradients.getParams(), reduce.getGrads(), reduce.getShards())) {
-        Type dtype = cast<RankedTensorType>(grad.getType()).getElementType();
-        shard.setType(ParamOp(param).getPartialType(
-            partial, reduce.getReduceDtype().value_or(dtype)));
-      }
-      gradients.replaceWith(reduce.getShards());
-    }
   }
+
+private:
+  /// FSDP2 reduces behind each call of a unit what is whole there.
+  static std::map<int64_t, SmallVector<ParamOp>>
+  splitByPostBackward(ArrayRef<ParamOp> params) {
+    std::map<int64_t, SmallVector<ParamOp>> parts;
+    for (ParamOp param : params)
+      parts[param.getPostBackward().value_or(0)].push_back(param);
+    return parts;
+  }
+
+  LogicalResult reduce(ProgramOp program, UnitOp unit,
+                       ArrayRef<ParamOp> params) {
+    StepGradients gradients(program, params, [](ParamOp, Value grad) {
+      return isa<RankedTensorType>(grad.getType());
+    });
+    if (gradients.empty())
+      return success();
+    SmallVector<Type> types;
+    for (ParamOp param : gradients.getParams()) {
+      if (!param.getSharding())
+        return param.emitError("expected a sharding: run fsdp-place-params "
+                               "first");
+      types.push_back(param.getShardedType());
+    }
+    OpBuilder builder = gradients.getBuilder();
+    // Behind what the same op ends: the use of parameters, as FSDP2 reshards
+    // before it reduces, and the gradients of units before this one.
+    while (isa<ReshardOp, ReduceScatterOp>(*builder.getInsertionPoint()))
+      builder.setInsertionPointAfter(&*builder.getInsertionPoint());
+    auto reduce = createFor<ReduceScatterOp>(
+        gradients.getLast(), builder, types, unit.getSymName(), ReduceKind::Avg,
+        gradients.getNames(), gradients.getValues(), TypeAttr(), FloatAttr(),
+        FloatAttr(), FloatAttr(),
+        /*condition=*/Value(), /*buffer=*/Value());
+    if (failed(setReduction(reduce, unit, ranks, shards)))
+      return failure();
+    for (auto [param, grad, shard] : llvm::zip(
+             gradients.getParams(), reduce.getGrads(), reduce.getShards())) {
+      Type dtype = cast<RankedTensorType>(grad.getType()).getElementType();
+      shard.setType(ParamOp(param).getPartialType(
+          partial, reduce.getReduceDtype().value_or(dtype)));
+    }
+    gradients.replaceWith(reduce.getShards());
+    return success();
+  }
+
+  int64_t ranks = 1, shards = 1;
+  SmallVector<Attribute> partial; ///< axes
 };
 } // namespace

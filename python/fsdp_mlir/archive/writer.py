@@ -197,8 +197,9 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
                 "compute_dtype": _dtype(view.computed(param)),
                 "requires_grad": param.tensor.requires_grad,
                 "position": positions[param.name],
+                "post_backward": recording.post_backwards.get(index, 0),
             }
-            for param in view.params
+            for index, param in enumerate(view.params)
         ],
         "mixed_precision": [
             {

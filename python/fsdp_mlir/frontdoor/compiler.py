@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import subprocess
 import threading
 from contextlib import suppress
@@ -73,6 +74,9 @@ def _version() -> list[tuple[Path, int, int]]:
     return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in paths]
 
 
+# As LLVM begins the line of a diagnostic at a parameter, which has no line in a file.
+_NO_PLACE = re.compile(r'^<unknown>:0: error: (loc\("[^"]*"\): )?')
+
 _lock = threading.Lock()
 _running: _Program | None = None
 
@@ -97,7 +101,9 @@ def make_plan(folder: Path, world_size: int) -> list[str]:
     lines = errors.splitlines()
     if status != 0:
         found = [line for line in lines if "error: " in line]
-        raise CompileError((found or [f"fsdp-opt ended with status {status}"])[0])
+        raise CompileError(
+            _NO_PLACE.sub("", found[0]) if found else f"fsdp-opt ended with status {status}"
+        )
     warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
     for text in warned:
         if _OTHER_BITS in text:

@@ -15,7 +15,9 @@ take another way.
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -101,6 +103,7 @@ class _Unit:
         self._differentiated = differentiated
         self._to_run: set[nn.Module] = set()
         self._running = False
+        self.times = 0  # that inputs went through the function
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """A forward pre-hook. The function takes the inputs of the module that runs first."""
@@ -119,6 +122,7 @@ class _Unit:
             return args, kwargs
         with _Renamed(restrides=True):
             entered = UnitEntry.apply(*inputs)
+        self.times += 1
         if entered[0].grad_fn is not None:
             entered[0].grad_fn.register_hook(lambda *_: self._differentiated())
         return replace_grad_tensors((args, kwargs), iter(entered))
@@ -214,6 +218,8 @@ class Entries:
         }
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
+        self._entered: dict[str, _Unit] = {}
+        self._differentiations: Counter[str] = Counter()
 
     def attach(self) -> Iterator[Any]:
         """Registers the hooks, before all others that run before a forward; yields handles."""
@@ -226,6 +232,7 @@ class Entries:
                 partial(self._left, names[0]),
                 partial(self._differentiated, names[0]),
             )
+            self._entered[names[0]] = unit
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(unit.leave, always_call=True)
@@ -263,7 +270,36 @@ class Entries:
         if self.gathered is not None and unit in self._resharded:
             self.gathered.free(unit)
 
+    @contextmanager
+    def post_backwards(
+        self, params: Sequence[State], leaves: Sequence[Tensor]
+    ) -> Iterator[dict[int, int]]:
+        """For a body that runs backward: by the index of a parameter whose unit is called several
+        times in a step, how many of these calls backward had gone through when the gradient was
+        whole, if any. FSDP2 reduces what is whole behind each (its post-backward)."""
+        found: dict[int, int] = {}
+        self._differentiations.clear()
+
+        def whole(index: int, unit: str, _grad: Tensor) -> None:
+            if index in found:
+                raise CaptureError(
+                    f"parameter '{params[index].name}' gets parts of its gradient one after the "
+                    f"other in checkpoints, and its unit '{unit}' is called several times"
+                )
+            found[index] = self._differentiations[unit]
+
+        with ExitStack() as stack:
+            for index, (param, leaf) in enumerate(zip(params, leaves, strict=True)):
+                unit = self.unit_of(param)
+                if unit and leaf.requires_grad and self._entered[unit].times > 1:
+                    handle = leaf.register_hook(partial(whole, index, unit))
+                    stack.callback(handle.remove)
+            yield found
+        for index in [index for index, count in found.items() if not count]:
+            del found[index]
+
     def _differentiated(self, unit: str) -> None:
+        self._differentiations[unit] += 1
         if self.gathered is not None and self.differentiates and not self._kept:
             self.gathered.reshard(unit)
 
@@ -313,13 +349,16 @@ class Entries:
             if call.inputs and not _in_backward():
                 self._calls.append(call)
 
-    def needed(self, loss: Tensor) -> dict[str, str]:
-        """The modules that need the function if they are units, and the argument that needs it.
+    def needed(
+        self, loss: Tensor, params: Sequence[State], leaves: Sequence[Tensor]
+    ) -> dict[str, str]:
+        """The modules that need the function if they are units, and the argument that needs it: by
+        what it does, or as FSDP2 reduces the gradients of their parameters behind several calls.
 
         For any other module it makes no difference, whatever else is a unit.
         """
         uses = _Uses(loss)
-        found: dict[str, str] = {}
+        found = self._reduced_apart(uses, params, leaves)
         for call in self._calls:
             if call.restrided:
                 found.setdefault(call.module, call.restrided)
@@ -331,6 +370,28 @@ class Entries:
                 summed = sum(within) >= 2 and any(at >= call.end for at in uses.of(edge))
                 if summed or not within or edges.count(edge) > 1:
                     found.setdefault(call.module, argument)
+        return found
+
+    def _reduced_apart(
+        self, uses: _Uses, params: Sequence[State], leaves: Sequence[Tensor]
+    ) -> dict[str, str]:
+        """Modules that are called several times, of whose parameters the first uses are in
+        different calls: their gradients are whole when these have been differentiated."""
+        calls: dict[str, list[_Call]] = {}
+        for call in self._calls:
+            calls.setdefault(call.module, []).append(call)
+        found = {}
+        for module, several in calls.items():
+            if len(several) < 2:
+                continue
+            behind = set()
+            for param, leaf in zip(params, leaves, strict=True):
+                if leaf.requires_grad and param.name.startswith(f"{module}."):
+                    edge = get_gradient_edge(leaf)
+                    if at := uses.of((edge.node, edge.output_nr)):
+                        behind.add(sum(call.begin > min(at) for call in several))
+            if len(behind) > 1:
+                found[module] = several[0].inputs[0][0]
         return found
 
 

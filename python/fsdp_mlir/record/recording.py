@@ -64,6 +64,7 @@ class Recording:
     trace: Trace
     loss: str
     gradients: dict[int, str]
+    post_backwards: dict[int, int]  # as unit_entry.Entries has them
     written: set[str]  # buffers and constants that are changed in place
     units: list[list[str]]  # the modules of each unit but the root
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
@@ -155,6 +156,17 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
 
         hooks = Hooks()
         backward: Backward | None = None
+        post_backwards: dict[int, int] = {}
+
+        @contextmanager
+        def differentiating() -> Iterator[None]:
+            with (
+                gathered.in_backward(),
+                without_autocast(),
+                entries.post_backwards(view.params, fake.params) as found,
+            ):
+                yield
+            post_backwards.update(found)
 
         def forward() -> Tensor:
             torch.clear_autocast_cache()  # of what a recording before this one has cast
@@ -188,15 +200,16 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             if first and first.backward and graph == first.backward.graph:
                 backward = first.backward
                 backward.again(recorder.trace)
+                post_backwards.update(first.post_backwards)
                 view.step.settle(fake.slots, read)
                 return None
             constants = len(recorder.trace.constants)
             if _has_reentrant_checkpoint(loss):
-                with gathered.in_backward(), without_autocast():
+                with differentiating():
                     loss.backward()
                 found = tuple(leaf.grad for leaf in leaves)
             else:
-                with gathered.in_backward(), without_autocast():
+                with differentiating():
                     found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
             # Constants are counted from there on.
@@ -234,8 +247,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         named = {index: name for index, name in gradients.items() if name}
         if found is None and first is not None:
             named = first.gradients
-        made = partial(Recording, view, modules, recorder.trace, loss, named)
-        needed = entries.needed(value)
+        made = partial(Recording, view, modules, recorder.trace, loss, named, post_backwards)
+        needed = entries.needed(value, view.params, fake.params)
         if not view.asked.evaluation:
             return made(recorder.states.written, entries.units, needed, drawn, backward, results)
 

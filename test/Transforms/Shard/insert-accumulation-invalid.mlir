@@ -9,3 +9,21 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   %g = aten.call "aten::mul.Tensor"(%x, %loss) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u
+fsdp.accumulation {reduce_each_microbatch = false, steps = 2}
+// expected-error @below {{the unit of "w" is called several times in a step: expected "reduce_each_microbatch" to be true}}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {post_backward = 1 : i64}
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %one = aten.call "aten::ones_like"(%loss, none, none, none, none, none) : (tensor<f32>) -> tensor<f32>
+  %g = aten.call "aten::mul.Tensor"(%x, %one) : (tensor<4xf32>, tensor<f32>) -> tensor<4xf32>
+  %s = fsdp.reduce_scatter @u avg [@w] %g : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@w] %s : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}

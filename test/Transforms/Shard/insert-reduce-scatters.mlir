@@ -55,6 +55,31 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 
 // -----
 
+// A unit that is called twice, the first time with one of its parameters alone:
+// behind the second call, where backward begins, the other one is reduced.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         aten.call "aten::sin"
+// CHECK-NEXT:    fsdp.reduce_scatter @u avg [@w]
+// CHECK-NEXT:    aten.call "aten::cos"
+// CHECK-NEXT:    fsdp.reduce_scatter @u avg [@b]
+// CHECK-NEXT:    fsdp.gradients [@b, @w]
+fsdp.mesh @world <["shard"=3]>
+fsdp.unit @u
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {post_backward = 1 : i64}
+fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %gw = aten.call "aten::sin"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %gb = aten.call "aten::cos"(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  fsdp.gradients [@b, @w] %gb, %gw : tensor<4xf32>, tensor<4xf32>
+  fsdp.return %loss : tensor<f32>
+}
+
+// -----
+
 // Twelve ranks average fp16 gradients by 4 before the sum and 3 after it, as
 // FSDP2 does; without a reduce_dtype a unit reduces in its parameters' own.
 
