@@ -62,18 +62,22 @@ class Nested(Block):
 
 
 class Recurrent(nn.Module):
-    """Calls each of its blocks twice, `first` and last with one of its two projections alone."""
+    """Calls each of its blocks twice, `first` and last with one of its two projections alone; the
+    first block at first with "data", or a "leaf", which needs a gradient and leads nowhere."""
 
-    def __init__(self, first: bool = True, last: bool = False) -> None:
+    def __init__(self, first: bool = True, last: bool = False, given: str = "hidden") -> None:
         super().__init__()
         torch.manual_seed(0)
         self.alone = [first, last]
+        self.given = given
         self.embed = nn.Embedding(256, DIM)
         self.blocks = nn.ModuleList(Halved() for _ in range(2))
         self.output = nn.Linear(DIM, 256)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         h = self.embed(tokens)
+        if self.given != "hidden":
+            h = h + self.blocks[0](h.detach().requires_grad_(self.given == "leaf"), True)
         for alone in self.alone:
             for block in self.blocks:
                 h = block(h, alone)

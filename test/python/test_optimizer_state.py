@@ -19,6 +19,7 @@ from test_compile import BATCH, Model, compiled, loss_fn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
+from twins import Twins
 
 ADAMW = (torch.optim.AdamW, {"lr": 0.01})
 CONFIG = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1}
@@ -446,3 +447,21 @@ def test_state_of_which_the_form_is_not_kept(tmp_path: Path) -> None:
     step(BATCH)
     with pytest.raises(ValueError, match=r"first.weight.odd: .* the parameter's mesh"):
         step.save(tmp_path)
+
+
+class Scaled(torch.nn.Module):
+    """Its own parameter is the first of the model, and the last of the plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(8, 4)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.linear(x) * self.scale).square().mean()
+
+
+@pytest.mark.parametrize("optimizer", [ADAMW, (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})])
+def test_the_order_of_what_is_made(optimizer: Any) -> None:
+    Twins(Scaled, {"x": torch.ones(2, 8)}, optimizer).assert_equal_steps()

@@ -118,6 +118,52 @@ def test_the_caller_has_what_is_written(loss: Any, made: Any, plans: int) -> Non
     assert plans or "is written in forward and" in lines[0]
 
 
+class Told(Tensor):
+    """A class that code may ask for, as those of torchvision's tv_tensors are."""
+
+
+def by_class(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    return read(model, x, t) * (2 if isinstance(x, Told) else 1)
+
+
+@pytest.mark.parametrize("first", [Tensor, Told])
+def test_inputs_of_other_classes(first: type[Tensor]) -> None:
+    def made(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x, t = dense(tokens)
+        kinds.append(first if not kinds else Told)
+        return x.as_subclass(kinds[-1]), t
+
+    kinds: list[type[Tensor]] = []
+    with pytest.warns(UserWarning, match="input 'x' is of class Told, expected a plain tensor"):
+        got, plans = trained(by_class, made, ours=True)
+    kinds.clear()
+    assert got == trained(by_class, made, ours=False)[0]
+    assert plans == (first is Tensor)
+
+
+HELD: dict[str, Tensor] = {}
+
+
+def holding(model: Any, x: Tensor, t: Tensor) -> Tensor:
+    """Reads elsewhere what it has written."""
+    return masked(model, x, t) * (HELD["labels"] >= 0).sum()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_an_input_that_is_held_elsewhere(first: int) -> None:
+    def made(tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x, t = dense(tokens)
+        HELD["labels"] = t if calls.pop() >= first else torch.arange(-3, 5)
+        return x, t
+
+    calls = [2, 1, 0]
+    with pytest.warns(UserWarning, match="without a plan|for this call"):
+        got, plans = trained(holding, made, ours=True)
+    calls = [2, 1, 0]
+    assert got == trained(holding, made, ours=False)[0]
+    assert plans == first
+
+
 def test_the_gradient_of_an_input() -> None:
     """The caller's tensor would have it."""
 

@@ -62,7 +62,7 @@ class Twins:
         for name, tensor in want.items():
             assert torch.equal(got[name], tensor), name
         ours, theirs = (optimizer.state_dict()["state"] for optimizer in self.optimizers)
-        assert ours.keys() == theirs.keys()
+        assert list(ours) == list(theirs)
         for index, state in theirs.items():
             assert list(ours[index]) == list(state)
             for key, value in state.items():

@@ -195,7 +195,9 @@ TEST(Gloo, AddsAroundItsRing) {
       for (at::ScalarType dtype :
            {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16})
         // Less than an element a piece, odd rests, several segments.
-        for (int64_t count : {1, 2, 3, 11, 64, 1003, 5000, 700001}) {
+        for (int64_t count : {1, 2, 3, 11, 64, 1003, 5000, 350001}) {
+          if (count > 5000 && (dtype != at::kDouble || ranks > 4))
+            continue; // it takes long under sanitizers
           std::vector<at::Tensor> all = terms(ranks, count * ranks, dtype);
           const at::Tensor &own = all[size_t(comm->rank())];
           at::Tensor out = at::empty({count}, own.options());

@@ -4,9 +4,12 @@
 // family is repeated if two of its members make the same calls in forward, or
 // one of them a few more in between (a downsampling branch, say). Its members
 // are the units, outermost first; but a module that consists of alike members
-// of a repeated family is a row of blocks and no block.
+// of a repeated family is a row of blocks and no block. Nor is one a unit for
+// which that would change bits, as the capture does not know it
+// (UnitEntries.h).
 //
 //===----------------------------------------------------------------------===//
+#include "fsdp/Dialect/UnitEntries.h"
 #include "fsdp/Transforms/Passes.h"
 
 #include "llvm/ADT/MapVector.h"
@@ -59,6 +62,7 @@ struct DetectUnits : mlir::fsdp::impl::DetectUnitsBase<DetectUnits> {
     ProgramOp program = getProgram(module);
     if (!program)
       return signalPassFailure();
+    entries = module->getAttrOfType<DictionaryAttr>(entriesAttrName);
     collectModules(module, program);
     collectFamilies();
     for (StringRef top : tops)
@@ -161,7 +165,8 @@ private:
 
   void choose(StringRef name) {
     const Module &module = modules[name];
-    if (isRepeated(name) && !isRow(module)) {
+    if (isRepeated(name) && !isRow(module) &&
+        !(entries && entries.contains(name))) {
       units[getFamilyName(name)].push_back(name);
       return;
     }
@@ -185,6 +190,7 @@ private:
         [&] { diag << ", "; });
   }
 
+  DictionaryAttr entries; ///< may be null
   llvm::MapVector<StringRef, Module> modules;
   llvm::DenseSet<StringRef> known;
   /// Modules that are in no other.

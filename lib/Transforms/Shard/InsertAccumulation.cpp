@@ -28,12 +28,15 @@ struct InsertAccumulation
     if (!program || failed(verifyPlace(program)) ||
         failed(scaleLoss(program, policy.getSteps())))
       return signalPassFailure();
+    bool addsPartial = !policy.getAllReduceEachMicrobatch() &&
+                       !program.getOps<AllReduceOp>().empty();
+    if ((addsPartial || !policy.getReduceEachMicrobatch()) &&
+        failed(verifyCallsOfUnits(module)))
+      return signalPassFailure();
     loop = formLoop(program, policy.getSteps());
-    if (!policy.getReduceEachMicrobatch()) {
-      if (failed(accumulateWhole(module)))
-        return signalPassFailure();
-    } else if (!policy.getAllReduceEachMicrobatch() &&
-               !loop.getOps<AllReduceOp>().empty())
+    if (!policy.getReduceEachMicrobatch())
+      accumulateWhole(module);
+    else if (addsPartial)
       accumulatePartial();
     else
       return addAtEnd(program, /*shards=*/true);
@@ -51,6 +54,22 @@ private:
         return phase.emitOpError("expected no optimizer phase yet: "
                                  "fsdp-insert-accumulation runs before the "
                                  "passes that insert its ops");
+    return success();
+  }
+
+  /// Behind the first call of a unit in the last microbatch, FSDP2 reduces the
+  /// sums of those before, also of gradients that are not whole there.
+  static LogicalResult verifyCallsOfUnits(ModuleOp module) {
+    for (auto param : module.getOps<ParamOp>())
+      if (param.getPostBackward())
+        return param.emitError("unit \"")
+               << *param.getUnit()
+               << "\" is called several times in a step, or its parameters are "
+                  "used elsewhere: FSDP2 reduces what microbatches add up "
+                  "apart "
+                  "from the gradients of the last one; expected "
+                  "\"reduce_each_microbatch\" and "
+                  "\"all_reduce_each_microbatch\" to be true";
     return success();
   }
 
@@ -166,7 +185,7 @@ private:
   }
 
   /// Whole gradients are added on each rank; the sums are reduced.
-  LogicalResult accumulateWhole(ModuleOp module) {
+  void accumulateWhole(ModuleOp module) {
     for (auto reduce : loop.getOps<ReduceScatterOp>()) {
       OpBuilder builder(reduce);
       auto unit = module.lookupSymbol<UnitOp>(reduce.getUnitAttr());
@@ -175,12 +194,6 @@ private:
            llvm::zip(reduce.getParamNames().getAsRange<FlatSymbolRefAttr>(),
                      reduce.getGrads())) {
         auto param = module.lookupSymbol<ParamOp>(name);
-        // FSDP2 reduces the sums behind the first of the calls.
-        if (param.getPostBackward())
-          return param.emitError("the unit of \"")
-                 << param.getSymName()
-                 << "\" is called several times in a step: expected "
-                    "\"reduce_each_microbatch\" to be true";
         types.push_back(getAccumulatedType(param, unit));
         warnOfRounding(param, grad, types.back());
       }
@@ -192,7 +205,6 @@ private:
     runInLast<ReduceScatterOp>();
     runInLast<AllReduceOp>();
     runInLast<CopyToHostOp>();
-    return success();
   }
 
   /// The results of the reduce-scatters are added at the end of backward; the

@@ -57,8 +57,11 @@ private:
                          const llvm::DenseSet<StringAttr> &offloaded) {
     OpBuilder builder(getStepEnd(program));
     auto units = getUnitParams(module);
+    llvm::DenseSet<StringAttr> copied; // a unit may have several reductions
     for (auto reduce : program.getOps<ReduceScatterOp>()) {
       StringAttr unit = reduce.getUnitAttr().getAttr();
+      if (!copied.insert(unit).second)
+        continue;
       StepGradients shards(program, units.lookup(unit), isShard);
       if (!offloaded.contains(unit) || shards.empty())
         continue;

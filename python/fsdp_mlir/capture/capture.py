@@ -135,6 +135,7 @@ class CaptureSummary:
             followed=view.step.followed.found(
                 {constant_name(i): tensor for i, tensor in enumerate(trace.constants)},
                 recording.written,
+                overwrites=recording.overwrites,
             ),
             assumption=Assumption(view.step.assumed, frozenset(recording.written - slots)),
         )

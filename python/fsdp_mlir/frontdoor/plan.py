@@ -62,6 +62,8 @@ class Compiled:
         # Keys that the step takes out of a mapping would be gone wherever else that comes.
         if self.captured.taken and shares(batches, list(self.captured.taken)):
             return False
+        if self.captured.followed.would_miss(x for batch in batches for x in tensors(batch)):
+            return False
         return not self.captured.others.are_stale() and all(
             map(self.captured.numbers.serves, given)
         )

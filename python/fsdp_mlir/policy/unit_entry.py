@@ -15,9 +15,7 @@ take another way.
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -93,17 +91,16 @@ class _Unit:
         modules: Sequence[nn.Module],
         entered: Callable[[], None],
         left: Callable[[Any], None],
-        differentiated: Callable[[], None],
+        through_function: Callable[[Any, Any], tuple[Any, Any]],
     ) -> None:
-        """`left` is called with the output of the module that runs last, `differentiated` where the
-        gradients of the inputs have been made."""
+        """`left` is called with the output of the module that runs last."""
         self.modules = set(modules)
         self._entered = entered
         self._left = left
-        self._differentiated = differentiated
+        self._through_function = through_function
         self._to_run: set[nn.Module] = set()
         self._running = False
-        self.times = 0  # that inputs went through the function
+        self.calls = 0
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """A forward pre-hook. The function takes the inputs of the module that runs first."""
@@ -115,17 +112,8 @@ class _Unit:
         first, self._running = not self._running, True
         if not self._to_run:
             self._to_run |= self.modules
-        if not (first and torch.is_grad_enabled()):
-            return args, kwargs
-        inputs = collect_grad_tensors((args, kwargs))
-        if not inputs:
-            return args, kwargs
-        with _Renamed(restrides=True):
-            entered = UnitEntry.apply(*inputs)
-        self.times += 1
-        if entered[0].grad_fn is not None:
-            entered[0].grad_fn.register_hook(lambda *_: self._differentiated())
-        return replace_grad_tensors((args, kwargs), iter(entered))
+        self.calls += first
+        return self._through_function(args, kwargs) if first else (args, kwargs)
 
     def leave(self, module: nn.Module, _args: Any, output: Any) -> None:
         """A forward hook."""
@@ -218,8 +206,8 @@ class Entries:
         }
         self._calls: list[_Call] = []
         self._open: list[_Call] = []
-        self._entered: dict[str, _Unit] = {}
-        self._differentiations: Counter[str] = Counter()
+        self._hooked: dict[str, _Unit] = {}
+        self._functions: dict[str, list[Node]] = {}  # by unit
 
     def attach(self) -> Iterator[Any]:
         """Registers the hooks, before all others that run before a forward; yields handles."""
@@ -230,14 +218,16 @@ class Entries:
                 modules,
                 partial(self._gather, names[0]),
                 partial(self._left, names[0]),
-                partial(self._differentiated, names[0]),
+                partial(self._through_function, names[0]),
             )
-            self._entered[names[0]] = unit
+            self._hooked[names[0]] = unit
             for module in unit.modules:
                 yield module.register_forward_pre_hook(unit.enter, prepend=True, with_kwargs=True)
                 yield module.register_forward_hook(unit.leave, always_call=True)
             yield self._model.register_forward_hook(unit.complete)
-        yield self._model.register_forward_pre_hook(self._enter_root, prepend=True)
+        yield self._model.register_forward_pre_hook(
+            self._enter_root, prepend=True, with_kwargs=True
+        )
         yield self._model.register_forward_hook(self._leave_root)
         for name, module in self._model.named_modules():
             if module is not self._model and any(True for _ in module.parameters()):
@@ -270,42 +260,56 @@ class Entries:
         if self.gathered is not None and unit in self._resharded:
             self.gathered.free(unit)
 
-    @contextmanager
     def post_backwards(
-        self, params: Sequence[State], leaves: Sequence[Tensor]
-    ) -> Iterator[dict[int, int]]:
-        """For a body that runs backward: by the index of a parameter whose unit is called several
-        times in a step, how many of these calls backward had gone through when the gradient was
-        whole, if any. FSDP2 reduces what is whole behind each (its post-backward)."""
-        found: dict[int, int] = {}
-        self._differentiations.clear()
+        self, loss: Tensor, params: Sequence[State], leaves: Sequence[Tensor]
+    ) -> dict[int, int]:
+        """By the index of a parameter, how many calls of its unit backward has gone through when
+        the gradient is whole, if any. FSDP2 reduces behind each what is whole there (its
+        post-backward). Autograd runs nodes in the order opposite to that in which they were made.
+        """
+        uses = _Uses(loss)
+        calls = {
+            unit: [node._sequence_nr() for node in nodes if node in uses.nodes]
+            for unit, nodes in self._functions.items()
+        }
+        found = {}
+        for index, (param, leaf) in enumerate(zip(params, leaves, strict=True)):
+            begins = calls.get(self.unit_of(param) or "", [])
+            if (first := uses.first(leaf)) is not None and self.unit_of(param) is not None:
+                found[index] = sum(begin > first for begin in begins)
+        return {index: count for index, count in found.items() if count}
 
-        def whole(index: int, unit: str, _grad: Tensor) -> None:
-            if index in found:
+    def check_called_once(self) -> None:
+        """CaptureError for a unit that is called several times: with reentrant checkpoints, FSDP2
+        does not reduce all of its gradients."""
+        for unit, hooked in self._hooked.items():
+            if hooked.calls > 1:
                 raise CaptureError(
-                    f"parameter '{params[index].name}' gets parts of its gradient one after the "
-                    f"other in checkpoints, and its unit '{unit}' is called several times"
+                    f"unit '{unit}' is called {hooked.calls} times in a step with reentrant "
+                    "checkpoints (use_reentrant=True), which a captured step does not do"
                 )
-            found[index] = self._differentiations[unit]
 
-        with ExitStack() as stack:
-            for index, (param, leaf) in enumerate(zip(params, leaves, strict=True)):
-                unit = self.unit_of(param)
-                if unit and leaf.requires_grad and self._entered[unit].times > 1:
-                    handle = leaf.register_hook(partial(whole, index, unit))
-                    stack.callback(handle.remove)
-            yield found
-        for index in [index for index, count in found.items() if not count]:
-            del found[index]
+    def _through_function(self, unit: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The inputs of a unit as FSDP2's function gives them."""
+        inputs = collect_grad_tensors((args, kwargs)) if torch.is_grad_enabled() else ()
+        if not inputs:
+            return args, kwargs
+        with _Renamed(restrides=True):
+            entered = UnitEntry.apply(*inputs)
+        if (node := entered[0].grad_fn) is not None:
+            self._functions.setdefault(unit, []).append(node)
+            node.register_hook(lambda *_: self._differentiated(unit))
+        return replace_grad_tensors((args, kwargs), iter(entered))
 
     def _differentiated(self, unit: str) -> None:
-        self._differentiations[unit] += 1
         if self.gathered is not None and self.differentiates and not self._kept:
             self.gathered.reshard(unit)
 
-    def _enter_root(self, _module: nn.Module, _args: Any) -> None:
-        if not _in_backward():
-            self._gather("")
+    def _enter_root(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if _in_backward():
+            return args, kwargs
+        self._gather("")
+        return self._through_function("", args, kwargs)
 
     def _leave_root(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if not _in_backward():
@@ -375,21 +379,21 @@ class Entries:
     def _reduced_apart(
         self, uses: _Uses, params: Sequence[State], leaves: Sequence[Tensor]
     ) -> dict[str, str]:
-        """Modules that are called several times, of whose parameters the first uses are in
-        different calls: their gradients are whole when these have been differentiated."""
+        """Modules of whose parameters the first uses are in different calls, or before the only
+        one: FSDP2 reduces their gradients behind different ones (post_backwards)."""
         calls: dict[str, list[_Call]] = {}
         for call in self._calls:
             calls.setdefault(call.module, []).append(call)
         found = {}
+        firsts = [
+            (param.name, uses.first(leaf)) for param, leaf in zip(params, leaves, strict=True)
+        ]
         for module, several in calls.items():
-            if len(several) < 2:
-                continue
-            behind = set()
-            for param, leaf in zip(params, leaves, strict=True):
-                if leaf.requires_grad and param.name.startswith(f"{module}."):
-                    edge = get_gradient_edge(leaf)
-                    if at := uses.of((edge.node, edge.output_nr)):
-                        behind.add(sum(call.begin > min(at) for call in several))
+            behind = {
+                sum(call.begin > first for call in several)
+                for name, first in firsts
+                if first is not None and name.startswith(f"{module}.")
+            }
             if len(behind) > 1:
                 found[module] = several[0].inputs[0][0]
         return found
@@ -402,7 +406,7 @@ class _Uses:
     def __init__(self, loss: Tensor) -> None:
         self._users: dict[Edge, list[tuple[Node, int]]] = {}
         start = loss.grad_fn
-        seen = {start}
+        self.nodes = seen = {start}
         waiting = [start]
         while waiting:
             user = waiting.pop()
@@ -421,6 +425,13 @@ class _Uses:
         while isinstance(node, UnitEntry._backward_cls):
             node, result = node.next_functions[result]
         return node, result
+
+    def first(self, leaf: Tensor) -> int | None:
+        """None if the loss does not depend on it."""
+        if not leaf.requires_grad:
+            return None
+        edge = get_gradient_edge(leaf)
+        return min(self.of((edge.node, edge.output_nr)), default=None)
 
     def of(self, edge: Edge) -> list[int]:
         uses: list[int] = []

@@ -65,6 +65,7 @@ class Recording:
     loss: str
     gradients: dict[int, str]
     post_backwards: dict[int, int]  # as unit_entry.Entries has them
+    overwrites: bool  # an input
     written: set[str]  # buffers and constants that are changed in place
     units: list[list[str]]  # the modules of each unit but the root
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
@@ -156,17 +157,6 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
 
         hooks = Hooks()
         backward: Backward | None = None
-        post_backwards: dict[int, int] = {}
-
-        @contextmanager
-        def differentiating() -> Iterator[None]:
-            with (
-                gathered.in_backward(),
-                without_autocast(),
-                entries.post_backwards(view.params, fake.params) as found,
-            ):
-                yield
-            post_backwards.update(found)
 
         def forward() -> Tensor:
             torch.clear_autocast_cache()  # of what a recording before this one has cast
@@ -200,16 +190,16 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             if first and first.backward and graph == first.backward.graph:
                 backward = first.backward
                 backward.again(recorder.trace)
-                post_backwards.update(first.post_backwards)
                 view.step.settle(fake.slots, read)
                 return None
             constants = len(recorder.trace.constants)
             if _has_reentrant_checkpoint(loss):
-                with differentiating():
+                entries.check_called_once()
+                with gathered.in_backward(), without_autocast():
                     loss.backward()
                 found = tuple(leaf.grad for leaf in leaves)
             else:
-                with differentiating():
+                with gathered.in_backward(), without_autocast():
                     found = torch.autograd.grad(loss, leaves, allow_unused=True)
                 _check_no_gradients(fake, "backward")
             # Constants are counted from there on.
@@ -232,7 +222,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
-        _check_inputs(fake, recorder)
+        overwrites = _check_inputs(fake, recorder)
         _note_hazards(view, recorder, evaluating=False)
         loss = recorder.name_of(_own_loss(view, value))
         gradients: dict[int, str | None] = {
@@ -247,7 +237,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         named = {index: name for index, name in gradients.items() if name}
         if found is None and first is not None:
             named = first.gradients
-        made = partial(Recording, view, modules, recorder.trace, loss, named, post_backwards)
+        behind = entries.post_backwards(value, view.params, fake.params)
+        made = partial(Recording, view, modules, recorder.trace, loss, named, behind, overwrites)
         needed = entries.needed(value, view.params, fake.params)
         if not view.asked.evaluation:
             return made(recorder.states.written, entries.units, needed, drawn, backward, results)
@@ -299,12 +290,13 @@ def _alone(view: ModelView) -> Iterator[None]:
         raise EvaluationError(str(error)) from error
 
 
-def _check_inputs(fake: FakeModel, recorder: Recorder) -> None:
-    """CaptureError for a step that writes an input of which a plan gets a copy, or that may be a
-    part of another input, or that asks for the gradient of one."""
+def _check_inputs(fake: FakeModel, recorder: Recorder) -> bool:
+    """Whether the step writes an input. CaptureError for one of which a plan gets a copy, or that
+    may be a part of another tensor that the step reads, and for a step that asks for the gradient
+    of one."""
     view = fake.view
     if view.asked.outputs is None:
-        return  # in another process nobody has them afterwards
+        return False  # in another process nobody has them afterwards
     inputs = {f"i{index}": each for index, each in enumerate(view.inputs.items())}
     for (name, example), tensor in zip(view.inputs.items(), fake.inputs, strict=True):
         if tensor.shape != example.shape:
@@ -320,17 +312,21 @@ def _check_inputs(fake: FakeModel, recorder: Recorder) -> None:
     written = recorder.cones.written(inputs)
     once = {id(tensor): tensor for tensor in view.inputs.values()}
     storages = Counter(storage_of(tensor) for tensor in once.values()) if written else Counter()
+    held = set(map(storage_of, recorder.trace.constants)) if written else set()
     for each in sorted(written):
         name, tensor = inputs[each]
         why = "" if is_itself(tensor) else "is a view with gaps, or that is conjugated"
         if storages[storage_of(tensor)] > 1:
             why = "has the memory of another one"
+        elif storage_of(tensor) in held:
+            why = "has the memory of a tensor that is held elsewhere and read"
         if why:
             raise located(
                 source_of(view.model),
                 f"input '{name}' is written in forward and {why}: a compiled step would write a "
                 "copy; give its .clone()",
             )
+    return bool(written)
 
 
 def _note_hazards(view: ModelView, recorder: Recorder, *, evaluating: bool) -> None:

@@ -405,7 +405,12 @@ class Bound:
         if self._optimizer is None or skipped:
             return
         params = self.trained.params
-        for index, names in self._updated.items():
+        # In the order in which FSDP2's step makes it.
+        groups = self._optimizer.param_groups
+        order = {id(x): at for at, x in enumerate(x for group in groups for x in group["params"])}
+        for index, names in sorted(
+            self._updated.items(), key=lambda x: order.get(id(params[x[0]]), 0)
+        ):
             param = params[index]
             state = self._optimizer.state[param]
             is_empty = _local(param).numel() == 0

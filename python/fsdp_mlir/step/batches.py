@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.growing import GROWING
@@ -323,6 +324,11 @@ def tensors(batch: Batch) -> list[Tensor]:
 def _unfit(path: str, value: Tensor) -> str:
     if value.is_nested or value.layout != torch.strided:
         return f"input '{path}' is a {'nested' if value.is_nested else 'sparse'} tensor"
+    if type(value) not in (Tensor, DTensor):  # which code may ask for
+        return (
+            f"input '{path}' is of class {type(value).__name__}, expected a plain tensor, as its "
+            ".as_subclass(torch.Tensor) is"
+        )
     if is_dense(value.shape, value.stride()) or not (
         value.is_floating_point() or value.is_complex()
     ):

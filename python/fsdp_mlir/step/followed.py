@@ -10,7 +10,7 @@ call, and gives the place a new tensor if it writes it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,9 +140,12 @@ class Candidates:
         self._places = kept
         return True
 
-    def found(self, constants: Mapping[str, Tensor], written: Set[str]) -> Followed:
+    def found(
+        self, constants: Mapping[str, Tensor], written: Set[str], *, overwrites: bool
+    ) -> Followed:
         """Those of the step's constants, by the names that the plan has for them. One that the step
-        has `written` by itself is no such place: it is written where it is."""
+        has `written` by itself is no such place: it is written where it is. `overwrites`: whether
+        the step writes an input."""
         by_tensor = {id(tensor): name for name, tensor in constants.items()}
         places = []
         for each in self._places:
@@ -153,7 +156,7 @@ class Candidates:
             }
             if found and (each.is_assigned or written.isdisjoint(found.values())):
                 places.append(_Follow(each.spot, each.value, found, each.is_assigned))
-        return Followed(tuple(places))
+        return Followed(tuple(places), overwrites)
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,7 @@ class Followed:
     """The places whose tensors a plan reads, and those among them that it writes."""
 
     places: tuple[_Follow, ...] = ()
+    _overwrites: bool = False  # an input
     # What was put, or found, last: its id, and the storages; by the number of the place.
     _last: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
@@ -179,6 +183,13 @@ class Followed:
     def names(self) -> set[str]:
         """Of the constants."""
         return {name for each in self.places for name in each.names.values()}
+
+    def would_miss(self, inputs: Iterable[Tensor]) -> bool:
+        """Whether a place has the memory of these, which the step writes: it reads a copy."""
+        if not (self._overwrites and self.places):
+            return False
+        held = {storage_of(x) for each in self.places for x in _tensors(each.spot.get())}
+        return not held.isdisjoint(map(storage_of, inputs))
 
     @property
     def writes(self) -> bool:

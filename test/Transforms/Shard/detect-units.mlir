@@ -190,3 +190,58 @@ fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
   fsdp.no_gradient [@encoder.blocks.0.up.weight, @encoder.blocks.0.down.weight, @encoder.blocks.1.up.weight, @encoder.blocks.1.down.weight, @decoder.blocks.0.up.weight, @decoder.blocks.0.down.weight, @decoder.blocks.1.up.weight, @decoder.blocks.1.down.weight]
   fsdp.return %loss : tensor<f32>
 }
+
+// -----
+
+// A layer for which it makes a difference whether it is a unit is none.
+
+// CHECK:       module attributes {fsdp.entries
+// CHECK-NOT:   fsdp.unit_pattern "layers.0"
+// CHECK:       fsdp.unit_pattern "layers.1"
+module attributes {fsdp.entries = {layers.0 = "x"}} {
+// expected-remark @below {{chose as units: 1 modules "layers.*"}}
+fsdp.auto_units
+fsdp.param @embed.weight : tensor<4x4xf32>
+fsdp.param @layers.0.attn.q.weight : tensor<4x4xf32>
+fsdp.param @layers.0.attn.k.weight : tensor<4x4xf32>
+fsdp.param @layers.0.mlp.up.weight : tensor<4x4xf32>
+fsdp.param @layers.0.mlp.down.weight : tensor<4x4xf32>
+fsdp.param @layers.1.attn.q.weight : tensor<4x4xf32>
+fsdp.param @layers.1.attn.k.weight : tensor<4x4xf32>
+fsdp.param @layers.1.mlp.up.weight : tensor<4x4xf32>
+fsdp.param @layers.1.mlp.down.weight : tensor<4x4xf32>
+fsdp.param @output.weight : tensor<4x4xf32>
+fsdp.program @train_step(%x: tensor<4x4xf32>) -> tensor<f32> {
+  %e = fsdp.read @embed.weight : tensor<4x4xf32>
+  %l0q = fsdp.read @layers.0.attn.q.weight : tensor<4x4xf32>
+  %l0k = fsdp.read @layers.0.attn.k.weight : tensor<4x4xf32>
+  %l0p = fsdp.read @layers.0.mlp.up.weight : tensor<4x4xf32>
+  %l0n = fsdp.read @layers.0.mlp.down.weight : tensor<4x4xf32>
+  %l1q = fsdp.read @layers.1.attn.q.weight : tensor<4x4xf32>
+  %l1k = fsdp.read @layers.1.attn.k.weight : tensor<4x4xf32>
+  %l1p = fsdp.read @layers.1.mlp.up.weight : tensor<4x4xf32>
+  %l1n = fsdp.read @layers.1.mlp.down.weight : tensor<4x4xf32>
+  %w = fsdp.read @output.weight : tensor<4x4xf32>
+  fsdp.phase forward
+  %h0 = aten.call "aten::mm"(%x, %e) {fsdp.module = "embed"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %q0 = aten.call "aten::mm"(%h0, %l0q) {fsdp.module = "layers.0.attn.q"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %k0 = aten.call "aten::mm"(%h0, %l0k) {fsdp.module = "layers.0.attn.k"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %a0 = aten.call "aten::mul.Tensor"(%q0, %k0) {fsdp.module = "layers.0.attn"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %u0 = aten.call "aten::mm"(%a0, %l0p) {fsdp.module = "layers.0.mlp.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r0 = aten.call "aten::relu"(%u0) {fsdp.module = "layers.0.mlp"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d0 = aten.call "aten::mm"(%r0, %l0n) {fsdp.module = "layers.0.mlp.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o0 = aten.call "aten::mul.Tensor"(%h0, %d0) {fsdp.module = "layers.0"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %q1 = aten.call "aten::mm"(%o0, %l1q) {fsdp.module = "layers.1.attn.q"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %k1 = aten.call "aten::mm"(%o0, %l1k) {fsdp.module = "layers.1.attn.k"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %a1 = aten.call "aten::mul.Tensor"(%q1, %k1) {fsdp.module = "layers.1.attn"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %u1 = aten.call "aten::mm"(%a1, %l1p) {fsdp.module = "layers.1.mlp.up"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %r1 = aten.call "aten::relu"(%u1) {fsdp.module = "layers.1.mlp"} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+  %d1 = aten.call "aten::mm"(%r1, %l1n) {fsdp.module = "layers.1.mlp.down"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %o1 = aten.call "aten::mul.Tensor"(%o0, %d1) {fsdp.module = "layers.1"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %y = aten.call "aten::mm"(%o1, %w) {fsdp.module = "output"} : (tensor<4x4xf32>, tensor<4x4xf32>) -> tensor<4x4xf32>
+  %loss = aten.call "aten::sum"(%y, none) : (tensor<4x4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  fsdp.no_gradient [@embed.weight, @layers.0.attn.q.weight, @layers.0.attn.k.weight, @layers.0.mlp.up.weight, @layers.0.mlp.down.weight, @layers.1.attn.q.weight, @layers.1.attn.k.weight, @layers.1.mlp.up.weight, @layers.1.mlp.down.weight, @output.weight]
+  fsdp.return %loss : tensor<f32>
+}
+}

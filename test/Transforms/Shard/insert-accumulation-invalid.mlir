@@ -15,7 +15,7 @@ fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
 fsdp.mesh @world <["shard"=2]>
 fsdp.unit @u
 fsdp.accumulation {reduce_each_microbatch = false, steps = 2}
-// expected-error @below {{the unit of "w" is called several times in a step: expected "reduce_each_microbatch" to be true}}
+// expected-error @below {{unit "u" is called several times in a step, or its parameters are used elsewhere: FSDP2 reduces what microbatches add up apart from the gradients of the last one; expected "reduce_each_microbatch" and "all_reduce_each_microbatch" to be true}}
 fsdp.param @w : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {post_backward = 1 : i64}
 fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
   fsdp.phase forward
