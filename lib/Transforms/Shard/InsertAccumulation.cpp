@@ -66,8 +66,7 @@ private:
                << *param.getUnit()
                << "\" is called several times in a step, or its parameters are "
                   "used elsewhere: FSDP2 reduces what microbatches add up "
-                  "apart "
-                  "from the gradients of the last one; expected "
+                  "apart from the gradients of the last one; expected "
                   "\"reduce_each_microbatch\" and "
                   "\"all_reduce_each_microbatch\" to be true";
     return success();

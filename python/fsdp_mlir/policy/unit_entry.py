@@ -260,23 +260,26 @@ class Entries:
         if self.gathered is not None and unit in self._resharded:
             self.gathered.free(unit)
 
+    @staticmethod
+    def uses(loss: Tensor) -> Uses:
+        return Uses(loss)
+
     def post_backwards(
-        self, loss: Tensor, params: Sequence[State], leaves: Sequence[Tensor]
+        self, uses: Uses, params: Sequence[State], leaves: Sequence[Tensor]
     ) -> dict[int, int]:
         """By the index of a parameter, how many calls of its unit backward has gone through when
         the gradient is whole, if any. FSDP2 reduces behind each what is whole there (its
         post-backward). Autograd runs nodes in the order opposite to that in which they were made.
         """
-        uses = _Uses(loss)
         calls = {
             unit: [node._sequence_nr() for node in nodes if node in uses.nodes]
             for unit, nodes in self._functions.items()
         }
         found = {}
         for index, (param, leaf) in enumerate(zip(params, leaves, strict=True)):
-            begins = calls.get(self.unit_of(param) or "", [])
-            if (first := uses.first(leaf)) is not None and self.unit_of(param) is not None:
-                found[index] = sum(begin > first for begin in begins)
+            unit, first = self.unit_of(param), uses.first(leaf)
+            if unit in calls and first is not None:
+                found[index] = sum(begin > first for begin in calls[unit])
         return {index: count for index, count in found.items() if count}
 
     def check_called_once(self) -> None:
@@ -354,14 +357,13 @@ class Entries:
                 self._calls.append(call)
 
     def needed(
-        self, loss: Tensor, params: Sequence[State], leaves: Sequence[Tensor]
+        self, uses: Uses, params: Sequence[State], leaves: Sequence[Tensor]
     ) -> dict[str, str]:
         """The modules that need the function if they are units, and the argument that needs it: by
         what it does, or as FSDP2 reduces the gradients of their parameters behind several calls.
 
         For any other module it makes no difference, whatever else is a unit.
         """
-        uses = _Uses(loss)
         found = self._reduced_apart(uses, params, leaves)
         for call in self._calls:
             if call.restrided:
@@ -377,29 +379,30 @@ class Entries:
         return found
 
     def _reduced_apart(
-        self, uses: _Uses, params: Sequence[State], leaves: Sequence[Tensor]
+        self, uses: Uses, params: Sequence[State], leaves: Sequence[Tensor]
     ) -> dict[str, str]:
         """Modules of whose parameters the first uses are in different calls, or before the only
         one: FSDP2 reduces their gradients behind different ones (post_backwards)."""
         calls: dict[str, list[_Call]] = {}
         for call in self._calls:
             calls.setdefault(call.module, []).append(call)
-        found = {}
-        firsts = [
-            (param.name, uses.first(leaf)) for param, leaf in zip(params, leaves, strict=True)
-        ]
-        for module, several in calls.items():
-            behind = {
-                sum(call.begin > first for call in several)
-                for name, first in firsts
-                if first is not None and name.startswith(f"{module}.")
-            }
-            if len(behind) > 1:
-                found[module] = several[0].inputs[0][0]
-        return found
+        behind: dict[str, set[int]] = {}
+        for param, leaf in zip(params, leaves, strict=True):
+            if (first := uses.first(leaf)) is None:
+                continue
+            module = param.name
+            while module := module.rpartition(".")[0]:
+                if several := calls.get(module):
+                    count = sum(call.begin > first for call in several)
+                    behind.setdefault(module, set()).add(count)
+        return {
+            module: calls[module][0].inputs[0][0]
+            for module, counts in behind.items()
+            if len(counts) > 1
+        }
 
 
-class _Uses:
+class Uses:
     """The uses of values in what a loss depends on, as sequence numbers. Entry functions do not
     count as uses; whatever uses their results does."""
 
@@ -407,6 +410,7 @@ class _Uses:
         self._users: dict[Edge, list[tuple[Node, int]]] = {}
         start = loss.grad_fn
         self.nodes = seen = {start}
+        self._leaves: dict[int, Node] = {}  # by the id of the tensor
         waiting = [start]
         while waiting:
             user = waiting.pop()
@@ -418,6 +422,8 @@ class _Uses:
                 if node not in seen:
                     seen.add(node)
                     waiting.append(node)
+                    if isinstance(leaf := getattr(node, "variable", None), Tensor):
+                        self._leaves[id(leaf)] = node
 
     def origin(self, edge: GradientEdge) -> Edge:
         """The value that entry functions made `edge` of."""
@@ -428,10 +434,8 @@ class _Uses:
 
     def first(self, leaf: Tensor) -> int | None:
         """None if the loss does not depend on it."""
-        if not leaf.requires_grad:
-            return None
-        edge = get_gradient_edge(leaf)
-        return min(self.of((edge.node, edge.output_nr)), default=None)
+        node = self._leaves.get(id(leaf))
+        return None if node is None else min(self.of((node, 0)), default=None)
 
     def of(self, edge: Edge) -> list[int]:
         uses: list[int] = []

@@ -237,9 +237,10 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
         named = {index: name for index, name in gradients.items() if name}
         if found is None and first is not None:
             named = first.gradients
-        behind = entries.post_backwards(value, view.params, fake.params)
+        uses = entries.uses(value)
+        behind = entries.post_backwards(uses, view.params, fake.params)
         made = partial(Recording, view, modules, recorder.trace, loss, named, behind, overwrites)
-        needed = entries.needed(value, view.params, fake.params)
+        needed = entries.needed(uses, view.params, fake.params)
         if not view.asked.evaluation:
             return made(recorder.states.written, entries.units, needed, drawn, backward, results)
 
