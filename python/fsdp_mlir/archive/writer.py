@@ -172,6 +172,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
     view, trace = recording.view, recording.trace
     model, units = view.model, view.units
     positions = weights.positions(model)
+    behind = recording.post_backwards
     return {
         "format": FORMAT,
         "producer": f"fsdp_mlir {__version__}, torch {torch.__version__.split('+')[0]}",
@@ -197,7 +198,7 @@ def _record(recording: Recording, files: dict[str, int]) -> dict[str, Any]:
                 "compute_dtype": _dtype(view.computed(param)),
                 "requires_grad": param.tensor.requires_grad,
                 "position": positions[param.name],
-                "post_backward": recording.post_backwards.get(index, 0),
+                **({"post_backward": calls} if (calls := behind.get(index)) else {}),
             }
             for index, param in enumerate(view.params)
         ],

@@ -324,7 +324,7 @@ def tensors(batch: Batch) -> list[Tensor]:
 def _unfit(path: str, value: Tensor) -> str:
     if value.is_nested or value.layout != torch.strided:
         return f"input '{path}' is a {'nested' if value.is_nested else 'sparse'} tensor"
-    if type(value) not in (Tensor, DTensor):  # which code may ask for
+    if type(value) not in (Tensor, nn.Parameter, DTensor):  # which code may ask for
         return (
             f"input '{path}' is of class {type(value).__name__}, expected a plain tensor, as its "
             ".as_subclass(torch.Tensor) is"
@@ -346,6 +346,8 @@ def _form_of_tensor(value: Tensor) -> tuple[Any, ...]:
     form = str(value.dtype), tuple(value.shape), _strides(value), value.requires_grad
     if not is_itself(value):
         form = *form, "copied"
+    if isinstance(value, nn.Parameter):
+        form = *form, "parameter"
     attributes = vars(value) if type(value) is Tensor else {}
     return (*form, *sorted(attributes))  # which code may ask for
 
