@@ -22,12 +22,17 @@ ranks.PRELOAD += [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("test_random.py and test_any_loop.py")
-    group.addoption("--random-cases", type=int, default=5, help="random cases to run")
+    group.addoption("--random-cases", type=int, help="random cases to run (5; exhaustive: 8)")
     group.addoption("--random-seed", default="0", help="which random cases")
     group.addoption("--random-case", metavar="JSON", help="one case, as a failure printed it")
     group.addoption("--random-world", type=int, default=2, help="ranks of random loops")
     group = parser.getgroup("test_save_faults.py")
     group.addoption("--save-faults", default="some", choices=["some", "all"], help="faults to make")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.random_cases is None:
+        config.option.random_cases = 8 if config.getoption("--exhaustive") else 5
 
 
 @pytest.fixture(scope="session")

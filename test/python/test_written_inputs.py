@@ -164,6 +164,36 @@ def test_an_input_that_is_held_elsewhere(first: int) -> None:
     assert plans == first
 
 
+def test_an_evaluation_that_writes_what_is_held_elsewhere() -> None:
+    def loss(model: Any, x: Tensor, t: Tensor) -> Tensor:
+        held = model.held
+        return (read if model.training else masked)(model, x, t) * (held >= 0).sum()
+
+    found = []
+    for ours in (True, False):
+        model: Any = Words()
+        model.held = torch.arange(8).reshape(2, 4)
+        (fsdp_mlir if ours else torch.distributed.fsdp).fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        options = {"compute_loss": loss, "optimizer": optimizer, "evaluation": True}
+        step = fsdp_mlir.compile(model, **options) if ours else None
+        losses = []
+        for number in range(4):
+            x, t = torch.arange(8).reshape(2, 4), torch.arange(8).reshape(2, 4)
+            value = step(x, t) if step else loss(model, x, t)
+            if not step:
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            model.held = t if number > 1 else model.held
+            model.eval()
+            value = step.evaluate(x, t) if step else loss(model, x, t)
+            model.train()
+            losses.append((value.item(), t.tolist()))
+        found.append(losses)
+    assert found[0] == found[1]
+
+
 def test_the_gradient_of_an_input() -> None:
     """The caller's tensor would have it."""
 

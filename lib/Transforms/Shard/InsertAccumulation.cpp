@@ -61,7 +61,7 @@ private:
   /// sums of those before, also of gradients that are not whole there.
   static LogicalResult verifyCallsOfUnits(ModuleOp module) {
     for (auto param : module.getOps<ParamOp>())
-      if (param.getPostBackward())
+      if (param.getUnit() && param.getPostBackward())
         return param.emitError("unit \"")
                << *param.getUnit()
                << "\" is called several times in a step, or its parameters are "

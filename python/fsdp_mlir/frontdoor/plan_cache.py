@@ -156,6 +156,9 @@ class PlanCache:
         if captured.left or captured.unsettled or captured.followed.writes:
             self.warn("forward changes what the model keeps in Python")
             return
+        if captured.followed.overwrites and captured.followed.places:
+            self.warn("forward writes an input, whose memory a tensor may have that code replaces")
+            return
         if any(each.slots for each in captured.counts):
             self.warn("forward adds up what it computes")
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -51,16 +52,29 @@ def no_fakes() -> Iterator[None]:
     """In the body, no tensor is a fake one for a model's code that asks for that class by name."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch._subclasses, "FakeTensor", _NoFakeTensor))
-        for module in _modules(len(sys.modules), next(reversed(sys.modules))):
+        for module in _modules(len(sys.modules), _Last(sys.modules[next(reversed(sys.modules))])):
             if module.__dict__.get("FakeTensor") is FakeTensor:
                 stack.enter_context(patch.object(module, "FakeTensor", _NoFakeTensor))
         yield
 
 
+@dataclass(frozen=True, eq=False)
+class _Last:
+    """What was imported last, which need not be hashable. It is kept, and so its id is its own."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Last) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 @lru_cache(maxsize=1)
-def _modules(count: int, last: str) -> list[ModuleType]:
-    """Those of others that have the name, of so many of which the last imported is `last`: there
-    are thousands, and a step is recorded several times."""
+def _modules(count: int, last: _Last) -> list[ModuleType]:
+    """Those of others that have the name, of so many of which `last` was imported last: there are
+    thousands, and a step is recorded several times."""
     return [
         module
         for name, module in list(sys.modules.items())

@@ -65,8 +65,8 @@ class Recording:
     loss: str
     gradients: dict[int, str]
     post_backwards: dict[int, int]  # as unit_entry.Entries has them
-    overwrites: bool  # an input
     written: set[str]  # buffers and constants that are changed in place
+    overwrites: bool  # an input, in the step or its evaluation
     units: list[list[str]]  # the modules of each unit but the root
     entries: dict[str, str]  # as unit_entry.Entries.needed has it
     drawn: Drawn  # by forward and backward
@@ -239,10 +239,11 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             named = first.gradients
         uses = entries.uses(value)
         behind = entries.post_backwards(uses, view.params, fake.params)
-        made = partial(Recording, view, modules, recorder.trace, loss, named, behind, overwrites)
+        made = partial(Recording, view, modules, recorder.trace, loss, named, behind)
         needed = entries.needed(uses, view.params, fake.params)
         if not view.asked.evaluation:
-            return made(recorder.states.written, entries.units, needed, drawn, backward, results)
+            written = recorder.states.written
+            return made(written, overwrites, entries.units, needed, drawn, backward, results)
 
         trained = PythonState.of(view.model, view.step.loss)
         if others is not None:
@@ -264,7 +265,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             value = _own_loss(view, evaluated(evaluate, evaluator))
             evaluation_loss = evaluator.name_of(value)
         evaluator.states.check_places()
-        _check_inputs(fake, evaluator)
+        overwrites |= _check_inputs(fake, evaluator)
         _note_hazards(view, evaluator, evaluating=True)
         if evaluation_loss is None:
             raise located(source_of(view.model), "the loss was not made by the captured evaluation")
@@ -275,7 +276,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             )
         written = recorder.states.written | evaluator.states.written
         evaluated_as = evaluator.trace, evaluation_loss, trained
-        return made(written, entries.units, needed, drawn, backward, results, *evaluated_as)
+        decided = overwrites, entries.units, needed, drawn, backward, results
+        return made(written, *decided, *evaluated_as)
 
 
 @contextmanager

@@ -400,17 +400,20 @@ class Bound:
         self._session.bind_optimizer_state(index, tensors)
         self._states[index] = {name: (given[name], _placed(given[name])) for name in given}
 
+    def _made(self) -> list[int]:
+        """The parameters that are updated, in the order in which FSDP2's step makes their state."""
+        assert self._optimizer is not None
+        own = (param for group in self._optimizer.param_groups for param in group["params"])
+        order = {id(param): place for place, param in enumerate(own)}
+        return sorted(self._updated, key=lambda index: order.get(id(self.trained.params[index]), 0))
+
     def fill(self, *, skipped: bool) -> None:
         """After a step: the optimizer's state is what the session updates."""
         if self._optimizer is None or skipped:
             return
         params = self.trained.params
-        # In the order in which FSDP2's step makes it.
-        groups = self._optimizer.param_groups
-        order = {id(x): at for at, x in enumerate(x for group in groups for x in group["params"])}
-        for index, names in sorted(
-            self._updated.items(), key=lambda x: order.get(id(params[x[0]]), 0)
-        ):
+        for index in self._updated if all(map(self._states.get, self._updated)) else self._made():
+            names = self._updated[index]
             param = params[index]
             state = self._optimizer.state[param]
             is_empty = _local(param).numel() == 0

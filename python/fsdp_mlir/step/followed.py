@@ -175,7 +175,7 @@ class Followed:
     """The places whose tensors a plan reads, and those among them that it writes."""
 
     places: tuple[_Follow, ...] = ()
-    _overwrites: bool = False  # an input
+    overwrites: bool = False  # an input
     # What was put, or found, last: its id, and the storages; by the number of the place.
     _last: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class Followed:
 
     def would_miss(self, inputs: Iterable[Tensor]) -> bool:
         """Whether a place has the memory of these, which the step writes: it reads a copy."""
-        if not (self._overwrites and self.places):
+        if not (self.overwrites and self.places):
             return False
         held = {storage_of(x) for each in self.places for x in _tensors(each.spot.get())}
         return not held.isdisjoint(map(storage_of, inputs))

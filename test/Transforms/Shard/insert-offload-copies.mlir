@@ -59,3 +59,27 @@ fsdp.program @evaluate(%x: tensor<4xf32>) -> tensor<f32> attributes {evaluation}
   fsdp.reshard @u %w : tensor<4xf32>
   fsdp.return %l : tensor<f32>
 }
+
+// -----
+
+// A unit that is reduced behind each of two calls has one copy of all.
+
+// CHECK-LABEL: fsdp.program @train_step
+// CHECK:         %[[A:.*]] = fsdp.reduce_scatter @u avg [@a]
+// CHECK-NEXT:    %[[B:.*]] = fsdp.reduce_scatter @u avg [@b]
+// CHECK-NEXT:    %[[H:.*]]:2 = fsdp.copy_to_host @u [@a, @b] %[[A]], %[[B]]
+// CHECK-NEXT:    fsdp.gradients [@a, @b] %[[H]]#0, %[[H]]#1
+// CHECK-NEXT:    fsdp.return
+fsdp.mesh @world <["shard"=2]>
+fsdp.unit @u {cpu_offload}
+fsdp.param @a : tensor<4xf32> unit @u sharding <@world, [{"shard"}]>
+fsdp.param @b : tensor<4xf32> unit @u sharding <@world, [{"shard"}]> {post_backward = 1 : i64}
+fsdp.program @train_step(%x: tensor<4xf32>) -> tensor<f32> {
+  fsdp.phase forward
+  %loss = aten.call "aten::sum"(%x, none) : (tensor<4xf32>) -> tensor<f32>
+  fsdp.phase backward
+  %r = fsdp.reduce_scatter @u avg [@a] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  %q = fsdp.reduce_scatter @u avg [@b] %x : (tensor<4xf32>) -> !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.gradients [@a, @b] %r, %q : !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>, !fsdp.sharded<tensor<4xf32>, <@world, [{"shard"}]>>
+  fsdp.return %loss : tensor<f32>
+}
