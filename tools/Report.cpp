@@ -73,3 +73,36 @@ void ReportStream::write_impl(const char *data, size_t size) {
     text = tail;
   }
 }
+
+DiagnosticReport::DiagnosticReport(llvm::SourceMgr &sources,
+                                   MLIRContext *context,
+                                   llvm::raw_ostream &stream)
+    : SourceMgrDiagnosticHandler(sources, context, stream) {
+  setHandler([this](Diagnostic &diagnostic) { report(diagnostic); });
+}
+
+static StringRef severityOf(const Diagnostic &diagnostic) {
+  switch (diagnostic.getSeverity()) {
+  case DiagnosticSeverity::Note:
+    return "note";
+  case DiagnosticSeverity::Warning:
+    return "warning";
+  case DiagnosticSeverity::Error:
+    return "error";
+  case DiagnosticSeverity::Remark:
+    return "remark";
+  }
+  llvm_unreachable("all severities are listed");
+}
+
+void DiagnosticReport::report(Diagnostic &diagnostic) {
+  Location location = diagnostic.getLocation();
+  if (location->findInstanceOf<FileLineColRange>())
+    return emitDiagnostic(diagnostic);
+  os << programName << ": " << severityOf(diagnostic) << ": ";
+  if (auto name = location->findInstanceOf<NameLoc>())
+    os << '\'' << name.getName().getValue() << "': ";
+  os << diagnostic << '\n';
+  for (Diagnostic &note : diagnostic.getNotes())
+    report(note);
+}

@@ -2,6 +2,7 @@
 #ifndef FSDP_TOOLS_REPORT_H
 #define FSDP_TOOLS_REPORT_H
 
+#include "mlir/IR/Diagnostics.h"
 #include "mlir/Support/LogicalResult.h"
 #include "llvm/ADT/StringRef.h"
 #include "llvm/ADT/Twine.h"
@@ -39,6 +40,18 @@ private:
 
   std::string line;
   uint64_t written = 0;
+};
+
+/// Prints a context's diagnostics, each line escaped and bounded. One that is
+/// at no line of a file, as that of a parameter, begins with the program and
+/// the name of what it is about: "fsdp-opt: error: 'head.bias': …".
+class DiagnosticReport : public SourceMgrDiagnosticHandler {
+public:
+  DiagnosticReport(llvm::SourceMgr &sources, MLIRContext *context,
+                   llvm::raw_ostream &stream);
+
+private:
+  void report(Diagnostic &diagnostic);
 };
 
 } // namespace mlir::fsdp

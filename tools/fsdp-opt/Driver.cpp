@@ -532,7 +532,7 @@ LogicalResult mlir::fsdp::runDriver(StringRef inputFilename,
                        config.getRemarksOutputFile());
   llvm::SourceMgr sources;
   ReportStream errors;
-  SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);
+  DiagnosticReport diagnostics(sources, &context, errors);
 
   if (emitKind == Emit::Layouts) {
     std::string text;

@@ -41,7 +41,7 @@ struct BoundedDiagnostics
 
   void apply(MLIRContext *context, mlir::fsdp::FSDPDialect *) const override {
     // For the life of the context, which MlirOptMain ends.
-    new SourceMgrDiagnosticHandler(*sources, context, *stream);
+    new mlir::fsdp::DiagnosticReport(*sources, context, *stream);
   }
 
   llvm::SourceMgr *sources;

@@ -141,7 +141,7 @@ LogicalResult run(const PassPipelineCLParser &passes) {
   llvm::SourceMgr sources;
   sources.AddNewSourceBuffer(std::move(*buffer), llvm::SMLoc());
   ReportStream errors;
-  SourceMgrDiagnosticHandler diagnostics(sources, &context, errors);
+  DiagnosticReport diagnostics(sources, &context, errors);
   OwningOpRef<ModuleOp> program = parseSourceFile<ModuleOp>(sources, &context);
   if (!program)
     return failure();

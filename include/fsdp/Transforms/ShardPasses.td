@@ -19,6 +19,8 @@ def DetectUnits
     do not count. The blocks are the outermost members of repeated families. But
     if all children of such a module are members of repeated families and alike in
     this sense, the module is a row of blocks, and its children are the units.
+    A module of `fsdp.entries` is not chosen, but modules inside it may be: as a
+    unit, it would need other sums of gradients than the program has.
 
     A remark says what was chosen; a warning says that nothing was.
 

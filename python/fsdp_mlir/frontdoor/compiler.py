@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import subprocess
 import threading
 from contextlib import suppress
@@ -74,8 +73,8 @@ def _version() -> list[tuple[Path, int, int]]:
     return [(path, path.stat().st_ino, path.stat().st_mtime_ns) for path in paths]
 
 
-# As LLVM begins the line of a diagnostic at a parameter, which has no line in a file.
-_NO_PLACE = re.compile(r'^<unknown>:0: error: (loc\("[^"]*"\): )?')
+# A diagnostic at a parameter, which has no line in a file, or at nothing.
+_OWN = "fsdp-opt: error: "
 
 _lock = threading.Lock()
 _running: _Program | None = None
@@ -102,7 +101,7 @@ def make_plan(folder: Path, world_size: int) -> list[str]:
     if status != 0:
         found = [line for line in lines if "error: " in line]
         raise CompileError(
-            _NO_PLACE.sub("", found[0]) if found else f"fsdp-opt ended with status {status}"
+            found[0].removeprefix(_OWN) if found else f"fsdp-opt ended with status {status}"
         )
     warned = [line.partition(": warning: ")[2] for line in lines if ": warning: " in line]
     for text in warned:
