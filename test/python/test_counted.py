@@ -11,6 +11,7 @@ import pytest
 import torch
 from test_followed import Criterion, Net, captures, mixed, trained
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 __all__ = ["captures"]
 
@@ -152,10 +153,42 @@ class Adapted(Meter):
         return loss * weight + y.abs().mean()
 
 
+class Index(Bounded):
+    def __call__(self, y: Tensor) -> Any:
+        weight = [1.0, 2.0, 3.0][self.calls % 3]
+        self.calls += 1
+        return y.square().mean() * weight
+
+
+class Table(Bounded):
+    """It goes to the table's end."""
+
+    def __call__(self, y: Tensor) -> Any:
+        weight = [1.0, 0.5, 0.25][min(self.calls, 2)]
+        self.calls += 1
+        return y.square().mean() * weight
+
+
+class Setting(Bounded):
+    """Of an operator."""
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        return y.clamp(-self.calls % 2, 0.5).square().mean()
+
+
+class ByKey(Bounded):
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        rows = y[: 2 + self.calls % 2]
+        return rows.square().mean() * {0: 1.5, 1: 2.5}[self.calls % 2]
+
+
 # With the number of captures: the first has no plan, and one is for each outcome of comparisons.
 COUNTED = {
     **{Warmup: 3, FromLoop: 2, Bounded: 3, Lazy: 3, InDicts: 2, OfAFile: 2, Corrected: 2},
     **{Returned: 2, Meter: 2, Smoothed: 2, Adapted: 3},
+    **{Index: 4, Table: 5, Setting: 3, ByKey: 3},
 }
 
 
@@ -166,11 +199,18 @@ class Text(Bounded):
         return y.square().mean()
 
 
-class Index(Bounded):
+class Rolled(Bounded):
     def __call__(self, y: Tensor) -> Any:
-        weight = [1.0, 2.0, 3.0][self.calls % 3]
         self.calls += 1
-        return y.square().mean() * weight
+        return (y.roll(self.calls, 0) * y).mean()
+
+
+class Slow(Bounded):
+    """It has nine values in the steps to come."""
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        return F.dropout(y, min(0.9, (self.calls // 30) / 10)).square().mean()
 
 
 class Drawn(Bounded):
@@ -219,7 +259,7 @@ def test_a_criterion_beside_the_loss(in_a_list: bool, captures: list[None]) -> N
     assert len(captures) == 3
 
 
-@pytest.mark.parametrize("kind", [Text, Index])
+@pytest.mark.parametrize("kind", [Text, Rolled, Slow])
 def test_more_than_a_tensor_may_be_has_no_plan(kind: Any) -> None:
     with pytest.warns(UserWarning, match="'.*calls' changes in each step"):
         got = trained(kind(), True)
@@ -247,7 +287,19 @@ class Training(Net):
         return super().forward(x) * (1 + 0.1 * self.calls)
 
 
-@pytest.mark.parametrize("kind", [Net, Training])
+class OfAnInput(Net):
+    """It has the name of an input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.x += 1
+        return super().forward(x) * (1 + 0.1 * self.x)
+
+
+@pytest.mark.parametrize("kind", [Net, Training, OfAnInput])
 def test_in_each_microbatch_and_in_evaluation(kind: Any) -> None:
     def run(compiled: bool) -> list[Any]:
         torch.manual_seed(0)

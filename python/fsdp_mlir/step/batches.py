@@ -161,10 +161,13 @@ class Inputs:
 
     def hold(self, places: Mapping[str, Place]) -> bool:
         """Takes the numbers in these places for numbers that may be others in each call, and lists
-        for lists that each call appends to, unless they are fixed or have the name of an input.
-        Returns whether any of them is newly."""
-        taken = {*(self._names or ()), *self._last, *self._fixed, *self._held}
-        found = {name: place for name, place in places.items() if name not in taken}
+        for lists that each call appends to, unless they are fixed. Returns whether any of them is
+        newly."""
+        inputs, taken = {*(self._names or ()), *self._last}, {*self._fixed, *self._held}
+        found = {
+            f"attribute {name}" if name in inputs else name: place for name, place in places.items()
+        }
+        found = {name: place for name, place in found.items() if name not in taken}
         self._held |= found
         return bool(found)
 

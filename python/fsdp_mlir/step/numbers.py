@@ -4,8 +4,10 @@ While a step is recorded, a `Number` stands for each of them. An operator that h
 with a tensor without dimensions takes that, of an input of the step; arithmetic is done before each
 step, in Python. A comparison has the outcome that it has for the numbers of the recording, and the
 step is for numbers of the same outcome. Whatever else code does with a Number, such as taking it
-for a size, is a CaptureError: then the number itself is a part of the step. One that forward leaves
-in Python is calculated again after each step (modules/left.py).
+for an index, is a CaptureError: then the number itself is a part of the step. But of a count that
+forward keeps, such as `step % 3`, that may be one of few values: then it is known, and the step is
+for that value. One that forward leaves in Python is calculated again after each step
+(modules/left.py).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import ref
 
@@ -42,6 +44,10 @@ _SLOTS = 31
 
 # A float64 has these integers.
 _MOST = 1 << 53
+
+# Known values of counts: of so many steps to come, and at most so many, as one form has plans.
+_STEPS = 256
+_FEW = 5
 
 
 class Refused(CaptureError):
@@ -112,6 +118,15 @@ class Number(Operand, Calculated):
 
     def kind(self) -> type:
         return type(self.number)
+
+    def known(self) -> Any:
+        self.check()
+        return self.of.known(self)
+
+    __index__ = known
+
+    def __hash__(self) -> int:
+        return hash(self.known())
 
     def chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What `torch.where` of a tensor of floats and this number gives. It is an error for a
@@ -229,6 +244,11 @@ def _plain(assigned: Mapping[str, Any]) -> dict[str, Any]:
 
 def _moved(number: Any, by: float) -> Any:
     return number + round(by) if type(number) is int else number * (1 + by / 16) + by / 32
+
+
+def _told_of(formula: Formula) -> str:
+    where = SourceMap().frame(model_frame())
+    return prefixed(where, f"{_told(names_in(formula))} is used as more than a tensor may be")
 
 
 def _told(names: Iterable[str]) -> str:
@@ -372,6 +392,9 @@ class Numbers:
     _refusal: tuple[str, list[str]] | None = None
     _source: Tensor | None = None
     _set: list[dict[str, Formula] | None] = field(default_factory=lambda: [None, None])
+    _counts: frozenset[str] = frozenset()  # those that are held
+    # Formulas of counts whose values have been asked for, with what is said if they are not few.
+    _known: dict[str, tuple[Formula, str]] = field(default_factory=dict)
     _kept: list[ref[Symbol]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -394,6 +417,7 @@ class Numbers:
         and if the step goes on after it was refused one. Whoever asks what is in these places then,
         as backward may do, gets Refused, until `ended`."""
         self.made, self._records, self._refusal = [], bool(self.given), None
+        self._counts, self._known = frozenset(held.values), {}
         self.recording, self.run = True, object()
         try:
             with math_of_symbols():
@@ -402,6 +426,9 @@ class Numbers:
         except Exception as error:
             if self._refusal is not None and not isinstance(error, Refused):
                 raise Refused(*self._refusal) from error
+            if self._known and isinstance(error, Exception) and not isinstance(error, CaptureError):
+                formula, text = next(iter(self._known.values()))
+                raise Refused(text, names_in(formula)) from error
             raise
         finally:
             self._records, self._source, self.recording, self.run = False, None, False, None
@@ -411,6 +438,7 @@ class Numbers:
     def _end(self, held: Held, *, evaluating: bool, may_keep: bool) -> None:
         made, self.made = self.made, []
         self._note_set(held.assigned(), evaluating)
+        self._check_known()
         if self.given:
             held.seal(lambda name: _Sealed(("item", name), self))
         if not may_keep:
@@ -436,6 +464,21 @@ class Numbers:
         if before is not None and repr(before) != repr(found):
             raise CaptureError(f"what forward leaves in {_told(before | found)} varies")
         self._set[evaluating] = found
+
+    def _check_known(self) -> None:
+        """Refused for counts whose values are not few in the steps to come, as long as comparisons
+        have their outcomes."""
+        after = {**(self._set[1] or {}), **(self._set[0] or {})}
+        course = [each for key, each in self._course.items() if key not in self._known]
+        numbers, found = dict(self.given), set()
+        for _ in range(_STEPS if self._known else 0):
+            found.add(repr([value_of(formula, numbers) for formula, _ in self._known.values()]))
+            numbers |= {name: value_of(formula, numbers) for name, formula in after.items()}
+            if len(found) > _FEW or not replace(self.taken, course=course).serves(numbers):
+                break
+        for formula, text in self._known.values():
+            if len(found) > _FEW or not after.keys() >= {*names_in(formula)}:
+                raise Refused(text, names_in(formula))
 
     def ended(self, held: Held, *, evaluating: bool = False) -> None:
         """At the end of a step: puts the numbers back in their places. Refused for one that
@@ -470,10 +513,7 @@ class Numbers:
                 raise kept.refused()
 
     def refused(self, formula: Formula) -> Refused:
-        names = names_in(formula)
-        told = _told(names)
-        where = SourceMap().frame(model_frame())
-        text = prefixed(where, f"{told} is used as more than a tensor may be")
+        names, text = names_in(formula), _told_of(formula)
         self._refusal = self._refusal or (text, names)
         return Refused(text, names)
 
@@ -506,6 +546,18 @@ class Numbers:
         except Exception:  # which the step may expect
             self.refused(formula)
             raise
+
+    def known(self, number: Number) -> Any:
+        """The number itself. Refused, here or at the end of forward, if it may have more than a few
+        values."""
+        names = names_in(number.formula)
+        if not self._counts >= {*names}:
+            raise number.refused()
+        equal = ("eq", number.formula, ("number", number.number))
+        if repr(equal) not in self._course:
+            self._known[repr(equal)] = number.formula, _told_of(number.formula)
+        self.decided(equal)
+        return number.number
 
     def decided(self, formula: Formula) -> bool:
         outcome = bool(value_of(formula, self.given))

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.support.formulas import Symbol
@@ -28,7 +28,7 @@ _SAME_BITS = {
 
 class Operand(Symbol):
     """A Symbol that operators take as a tensor without dimensions, if that gives the bits that the
-    number gives; else it is an error."""
+    number gives; else as the number itself, if that is known."""
 
     def kind(self) -> type:
         """The number's class."""
@@ -37,6 +37,10 @@ class Operand(Symbol):
     def tensor(self) -> Any:
         """Without dimensions, of float64 or int64; or the number itself, where it is known."""
         raise NotImplementedError
+
+    def known(self) -> Any:
+        """The number itself; it is an error if the step may not be for that alone."""
+        raise self.refused()
 
     def chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What an operator that chooses between a tensor and this number gives."""
@@ -50,13 +54,13 @@ class Operand(Symbol):
         operands = [*args, *(kwargs or {}).values()]
         numbers: list[Operand] = [each for each in operands if _is_operand(each)]
         if not numbers:
-            for each in filter(_is_operand, tree_leaves(operands)):
-                raise each.refused()
+            if any(map(_is_operand, tree_leaves(operands))):
+                return _with_known(func, args, kwargs)
             raise CaptureError(f"'{name}' takes a number among others")
         plain = name.strip("_")
         in_place = plain.startswith("i") if name.startswith("__") else name.endswith("_")
         if len(operands) != _SAME_BITS.get(plain) or set(kwargs or {}) - {"input", "other"}:
-            raise numbers[0].refused()
+            return _with_known(func, args, kwargs)
         if plain == "where":
             return numbers[0].chosen(func, args, kwargs or {})
         tensors = [each for each in operands if isinstance(each, Tensor)]
@@ -67,7 +71,7 @@ class Operand(Symbol):
         # Beside a tensor without dimensions another one would decide the result's dtype.
         flat = all(each.dim() == 0 for each in tensors)
         if not tensors or (flat and in_place):
-            raise numbers[0].refused()
+            return _with_known(func, args, kwargs)
 
         def given(each: Any) -> Any:
             if _is_operand(each):
@@ -78,6 +82,14 @@ class Operand(Symbol):
         keywords = {key: given(value) for key, value in (kwargs or {}).items()}
         result = func(*map(given, args), **keywords)
         return result.reshape(()) if flat else result
+
+
+def _with_known(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    def known(value: Any) -> Any:
+        return value.known() if _is_operand(value) else value
+
+    args, kwargs = tree_map(known, (tuple(args), dict(kwargs or {})))
+    return func(*args, **kwargs)
 
 
 def _is_operand(value: Any) -> bool:
