@@ -241,6 +241,49 @@ def test_two_plans_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(captures) <= 3
 
 
+class Pyramid(Net):
+    """As RAFT's, in a new list."""
+
+    def between(self, x: Tensor) -> Tensor:
+        self.aux = [x]
+        self.aux.append(x.mean(0))
+        return self.aux[0] + self.aux[1]
+
+    def left(self) -> list[Tensor]:
+        return list(self.aux)
+
+
+class Read(Net):
+    """What is there is read after an evaluation: the values are those of each."""
+
+    def between(self, x: Tensor) -> Tensor:
+        before = 0.0 if self.aux is None else self.aux
+        self.aux = x.detach().mean(0)
+        return x + before
+
+
+@pytest.mark.parametrize("model", [OfTheLoss, InAList, Pyramid, Read])
+@pytest.mark.parametrize("few", [False, True])
+def test_what_eager_code_leaves_there(
+    model: type[Net], few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no capture after each evaluation."""
+
+    def evaluate(model: Net) -> None:
+        model.eval()
+        with torch.no_grad():
+            model(X["x"][: 2 if few else 4])
+        model.train()
+
+    with counted_captures(monkeypatch) as captures:
+        pair = Twins(model, X, SGD)
+        for _ in range(5):
+            pair.assert_equal_steps(1)
+            pair.change(evaluate)
+            assert_alike(pair)
+    assert len(captures) <= 3
+
+
 class Lazy(Net):
     """Its first forward makes what later ones use, and sets a flag."""
 

@@ -235,6 +235,30 @@ def test_what_steps_change_has_no_plan(model: type[Net]) -> None:
     pair.assert_equal_steps()
 
 
+class Seeded(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        assert sizes is not None
+        rows = int(0.5 * sizes.sum().item())
+        torch.manual_seed(rows)
+        return hidden[:rows]
+
+
+class Gone(Net):
+    def of(self, hidden: Tensor, x: Tensor, sizes: Tensor | None) -> Tensor:
+        assert sizes is not None
+        rows = int(0.5 * sizes.sum().item())
+        return hidden[:rows] * float(hidden.detach().numpy().max())
+
+
+@pytest.mark.parametrize(("model", "why"), [(Seeded, "manual_seed"), (Gone, "numpy")])
+def test_what_has_no_plan_for_another_reason(model: type[Net], why: str) -> None:
+    """The number that is read first is not the reason, and is tried once."""
+    batch = X | {"sizes": torch.tensor([3, 3])}
+    with pytest.warns(UserWarning, match=f"without a plan: .*{why}"):
+        pair = Twins(model, batch, SGD)
+    pair.assert_equal_steps()
+
+
 def test_what_runs_elsewhere_relies_on_none(tmp_path: Path) -> None:
     """Nobody compares them there."""
     for model, batch in ((OfBuffers, X), (OfLimitAlone, X)):

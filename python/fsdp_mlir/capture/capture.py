@@ -175,7 +175,7 @@ def _proven(asked: Asked) -> proof.Checked:
             warn(f"evaluations run as FSDP2 does: {error}")
             asked = replace(asked, evaluation=False)
         except NumberError as error:
-            if asked.relied is None or error.where is None:
+            if asked.relied is None or error.where in (None, *asked.relied):
                 raise
             relied = {*asked.relied, error.where}
             asked = replace(asked, relied=relied if len(relied) < _MOST_RELIED else None)
@@ -212,9 +212,15 @@ def _once(asked: Asked) -> proof.Checked:
         has_cast = view is not None and view.step.has_cast and type(error) is CaptureError
         if (error.casts or has_cast) and asked.casts is None:
             raise _Cast(error) from error
-        if asked.casts is not None and type(error) is CaptureError:
+        if asked.casts is not None and type(error) is CaptureError and not _is_met(asked):
             raise asked.casts from error
         raise
+
+
+def _is_met(asked: Asked) -> bool:
+    """Whether the recordings rely on the number that could not be read."""
+    error = asked.casts
+    return isinstance(error, NumberError) and error.where in (asked.relied or ())
 
 
 def _with_draws(asked: Asked, error: DrawsError) -> Asked:

@@ -169,7 +169,7 @@ class Compiled:
         """In the body, the model is as it was before it was captured."""
         with (
             as_before(self.held),
-            self.leaving.compared(self.captured.left),
+            self.leaving.compared(self.captured.left, self.captured.followed.keys),
             self.captured.others.sharded(),
             self.captured.followed.as_captured(self._storages),
         ):

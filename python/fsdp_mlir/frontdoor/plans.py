@@ -165,7 +165,7 @@ class Plans:
 
     def _begin(self, made: Compiled) -> None:
         if made.captured.left:
-            made.leaving.captured(made.captured.left)
+            made.leaving.captured(made.captured.left, made.captured.followed.keys)
             made.renew()
         self._bind(made)
 

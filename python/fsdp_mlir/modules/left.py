@@ -287,6 +287,10 @@ class MadePlace:
     def _anew(self, parts: Parts) -> Any:
         return self.copies.of(self.value, parts)
 
+    def now(self) -> Any:
+        """What is there, as `put` takes it."""
+        return self.get()
+
     def has(self, last: _Last) -> bool:
         """Whether it has what was put there last, unchanged."""
         return self.get() is last[0] and all(same_items(*part) for part in last[1])
@@ -303,6 +307,13 @@ class MadeItems(MadePlace):
         content = self.copies.items(self.value, parts)
         parts.append((self.get(), content))
         return content
+
+    def now(self) -> Any:
+        container = self.get()
+        kind = built_in(type(container))
+        if isinstance(container, dict):
+            return dict(kind.items(container))
+        return list(kind.__iter__(container))
 
     def has(self, last: _Last) -> bool:
         return all(same_items(*part) for part in last[1])
@@ -374,24 +385,26 @@ class Leaving:
                 put()
         self._lasts.update({each.key: each.last for each in left if isinstance(each, MadePlace)})
 
-    def captured(self, left: Sequence[Left]) -> None:
-        """The step was captured, with what is in these places now."""
-        self._proven.add(frozenset(self._empty(left)))
+    def captured(self, left: Sequence[Left], read: Collection[Any] = ()) -> None:
+        """The step was captured, with what is in these places now. `read`: the keys of those whose
+        tensors it reads."""
+        self._proven.add(frozenset(self._others(left, read)))
 
     @contextmanager
-    def compared(self, left: Sequence[Left]) -> Iterator[None]:
+    def compared(self, left: Sequence[Left], read: Collection[Any] = ()) -> Iterator[None]:
         """In the body, the slots are in place of the copies that a step has left, unless something
         else has been put there since: a comparison finds the same objects after each step. They are
-        also in place of None and plain values, if the step was captured with these there."""
+        also in place of something else, such as what an evaluation has left there, if the step was
+        captured with the like of that. It does not read tensors where they are not in `read`."""
         put: list[tuple[MadePlace, _Last]] = []
         for each in left:
             last = self._lasts.get(each.key) if isinstance(each, MadePlace) else None
             if last is not None and each.has(last):  # type: ignore[attr-defined]
                 put.append((each, last))  # type: ignore[arg-type]
         has_last = {id(each) for each, _ in put}
-        empty = self._empty([each for each in left if id(each) not in has_last])
-        if frozenset(empty) in self._proven:
-            put += [(each, (value, [])) for each, value in empty.values()]
+        others = self._others([each for each in left if id(each) not in has_last], read)
+        if frozenset(others) in self._proven:
+            put += [(each, (value, [])) for each, value in others.values()]
         for copies in {id(each.copies): each.copies for each, _ in put}.values():
             copies.of_slots()
         try:
@@ -402,15 +415,38 @@ class Leaving:
             for each, last in put:
                 each.put(last[0])
 
-    def _empty(self, left: Sequence[Left]) -> dict[Any, tuple[MadePlace, Any]]:
-        """The places with a plain value or nothing in them, by what tells them apart."""
+    def _others(
+        self, left: Sequence[Left], read: Collection[Any]
+    ) -> dict[Any, tuple[MadePlace, Any]]:
+        """The places with something in them whose form is known, by place and form."""
+        seen: dict[Any, int] = {}
         places = [each for each in left if isinstance(each, MadePlace)]
-        values = [(each, each.get()) for each in places]
-        return {
-            (each.key, type(value), repr(value)): (each, value)
+        values = [(each, each.now()) for each in places]
+        found = [
+            (each, value, _form(value, seen))
             for each, value in values
-            if value is ABSENT or type(value) in SCALARS
-        }
+            if each.key not in read or value is ABSENT or type(value) in SCALARS
+        ]
+        return {(each.key, form): (each, value) for each, value, form in found if form is not None}
+
+
+def _form(value: Any, seen: dict[Any, int], depth: int = 0) -> Any:
+    """What code may see of a value before it reads tensors; None if not all of that is known.
+    `seen`: tensors and memory, numbered."""
+    if value is ABSENT or type(value) in SCALARS:
+        return type(value), repr(value)
+    if type(value) is Tensor:
+        if value.layout != torch.strided or value.is_quantized:
+            return None
+        memory = "memory", value.untyped_storage()._cdata
+        places = [seen.setdefault(key, len(seen)) for key in (id(value), memory)]
+        form = value.shape, value.stride(), value.dtype, value.device
+        return Tensor, *places, *form, value.requires_grad, value.is_inference()
+    if type(value) not in (list, tuple, dict) or depth == MAX_DEPTH:
+        return None
+    items = [*value.items()] if isinstance(value, dict) else value
+    forms = [_form(item, seen, depth + 1) for item in items]
+    return None if None in forms else (type(value), *forms)
 
 
 def is_left(value: Any, known: Collection[int], depth: int = 0) -> bool:

@@ -184,6 +184,11 @@ class Followed:
         """Of the constants."""
         return {name for each in self.places for name in each.names.values()}
 
+    @property
+    def keys(self) -> set[Any]:
+        """Of the places."""
+        return {(id(each.spot.owner), each.spot.name) for each in self.places}
+
     def would_miss(self, inputs: Iterable[Tensor]) -> bool:
         """Whether a place has the memory of these, which the step writes: it reads a copy."""
         if not (self.overwrites and self.places):
