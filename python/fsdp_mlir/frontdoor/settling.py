@@ -1,5 +1,5 @@
 """Steps that FSDP2 makes because the model is not yet what it will be: the first one makes a table,
-or a mean over steps begins with it."""
+or a mean over steps begins with it; and because the inputs before had no plan in any form."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ from fsdp_mlir.support.errors import FirstStepError
 _MOST_UNSETTLED = 8
 _MOST_BEGINNINGS = 2
 _MOST_IN_A_ROW = 8
+_MOST_IN_VAIN = 4
+
+# Why a form is not captured.
+IN_VAIN = (
+    f"{_MOST_IN_VAIN} forms of the inputs in a row have had none; of further ones in a row, only "
+    "the 8th, the 16th, the 32nd and so on are captured"
+)
 
 
 class Settling:
@@ -27,6 +34,17 @@ class Settling:
         self._beginnings: dict[Any, set[str]] = {}  # what had changed since the plan
         self._in_a_row: dict[Any, int] = {}  # calls for which the plan did not fit
         self._changes: dict[Any, str] = {}
+        self._in_vain = 0  # new keys in a row without a plan
+
+    def passes_over(self, key: Any, made: Mapping[Any, Compiled | None]) -> bool:
+        """Whether a form is not captured, as those before it were in vain: where each batch has
+        another one, as with boxes in images, captures would take longer than steps."""
+        count = self._in_vain + 1
+        return key not in made and count > _MOST_IN_VAIN and count & (count - 1) != 0
+
+    def tried(self, compiled: Compiled | None) -> None:
+        """Notes what a form has that is new, and passed over or not."""
+        self._in_vain = 0 if compiled else self._in_vain + 1
 
     def is_unsettled(self, compiled: Compiled | None) -> bool:
         """Whether what forward leaves in Python, such as a table that it makes once, decides what

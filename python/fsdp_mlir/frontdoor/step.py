@@ -17,7 +17,7 @@ from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
 from fsdp_mlir.frontdoor.plans import Plans
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.frontdoor.saved_state import SavedState
-from fsdp_mlir.frontdoor.settling import Settling
+from fsdp_mlir.frontdoor.settling import IN_VAIN, Settling
 from fsdp_mlir.frontdoor.several import Several, first
 from fsdp_mlir.frontdoor.together import (
     COMPILE,
@@ -491,6 +491,11 @@ class Step(SavedState):
         beside: bool = False,
     ) -> Compiled | None:
         """None if there is none. Raises Refused for numbers that are fixed from then on."""
+        if self._settling.passes_over(key, self._cache):
+            self._settling.tried(None)
+            self._cache[key] = None
+            self._say(IN_VAIN)
+            return None
         request = self._requests.request(
             kind,
             microbatches,
@@ -515,8 +520,11 @@ class Step(SavedState):
             repeats = varies or isinstance(error, CountedError)
             if not repeats or _told(error) not in self._told:
                 self._without_plan(error)
+            if key not in self._cache:
+                self._settling.tried(None)
             self._cache[key] = None
             return None
+        self._settling.tried(compiled)
         self._cache[key] = compiled
         if compiled.session.evaluates:
             form = self._evaluation_form(microbatches[0])
