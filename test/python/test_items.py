@@ -112,6 +112,22 @@ def as_tensors(model: nn.Module, x: Tensor) -> Any:
     return loss * share + (parts * output.double()).mean() + (counts * output[:, :2]).sum(), share
 
 
+def tensors_in_lists(model: nn.Module, x: Tensor) -> Any:
+    """As losses are weighed by their values."""
+    output = model(x)
+    losses = [F.cross_entropy(output, LABELS), output.square().mean()]
+    weights = torch.tensor(losses).softmax(0) + torch.tensor([(x > 0).sum(), 1]).sum()
+    corners = torch.tensor([[output[0, 0], output[0, 1]], (output[1, 0], 2)], dtype=torch.float64)
+    rows = torch.as_tensor([row.max() for row in output] + [losses[0].item(), 0.5])
+    bits = torch.tensor((losses[0] > 0, losses[1].isnan()))
+    loss = sum(a * b for a, b in zip(weights, losses, strict=True))
+    return loss + corners.mean() + rows.sum() * bits.sum(), weights
+
+
+def tensors_as_small_integers(model: nn.Module, x: Tensor) -> Any:
+    return model(x).square().mean() * torch.tensor([(x > 0).sum()], dtype=torch.int32), 0
+
+
 def as_small_integers(model: nn.Module, x: Tensor) -> Any:
     loss = F.cross_entropy(model(x), LABELS)
     return loss * torch.tensor(loss.argmax().item() + 1, dtype=torch.int32), 0
@@ -182,6 +198,7 @@ def _plain(value: Any) -> Any:
     [
         *(of_one_tensor, of_several, of_one_element),
         *(kept, in_the_loss, by_a_count, of_draws, in_arithmetic, of_lists, as_tensors),
+        tensors_in_lists,
     ],
 )
 def test_used(compute_loss: Callable[..., Any]) -> None:
@@ -198,6 +215,7 @@ def test_used(compute_loss: Callable[..., Any]) -> None:
         (by_its_class, "'by_its_class' asks for the class of a number"),
         (as_text, "depends on the data"),
         (as_small_integers, "depends on the data"),
+        (tensors_as_small_integers, "the data of a tensor is read, as by torch.tensor"),
         (by_a_cast, "depends on the data"),
         (as_an_index, "depends on the data"),
     ],

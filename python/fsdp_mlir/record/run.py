@@ -13,6 +13,9 @@ from fsdp_mlir.record import reads
 from fsdp_mlir.record.trace import Recorder
 from fsdp_mlir.support.errors import CaptureError, located
 
+# As torch says what code in C++ reads of a fake tensor.
+_NO_DATA = "its data is not allocated yet"
+
 
 @contextmanager
 def _located_errors(recorder: Recorder) -> Iterator[None]:
@@ -25,7 +28,13 @@ def _located_errors(recorder: Recorder) -> Iterator[None]:
         location = recorder.sources.traceback(error.__traceback__)
         # contextlib takes a RuntimeError that a StopIteration has caused for the latter.
         cause = None if isinstance(error, StopIteration) else error
-        raise located(location, f"{type(error).__name__}: {error}") from cause
+        text = f"{type(error).__name__}: {error}"
+        if _NO_DATA in text:
+            text = (
+                "the data of a tensor is read, as by torch.tensor of a list of tensors, and the "
+                "captured step is static; use tensor operations such as torch.stack"
+            )
+        raise located(location, text) from cause
 
 
 def traced(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fsdp_mlir.support.errors import CaptureError
@@ -99,7 +101,7 @@ def _is_operand(value: Any) -> bool:
 @contextmanager
 def tensors_of_operands() -> Iterator[None]:
     """In the body, `torch.tensor` and the like make a tensor of a number of each step, or of some
-    of them in a list."""
+    of them in a list, and of recorded tensors without dimensions in a list."""
     with ExitStack() as stack:
         for name in ("tensor", "as_tensor"):
             make = _making(getattr(torch, name))
@@ -110,29 +112,70 @@ def tensors_of_operands() -> Iterator[None]:
 def _making(function: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         data = args[0] if args else None
-        items = data if type(data) in (list, tuple) else [data]
+        items = _leaves(data)
         operands: list[Operand] = [each for each in items if _is_operand(each)]
-        if not operands:
+        in_a_list = type(data) in (list, tuple)
+        if not operands and not (in_a_list and any(map(_is_recorded, items))):
             return function(*args, **kwargs)
-        are_numbers = all(_is_operand(x) or type(x) in (int, float) for x in items)
-        if len(args) > 1 or kwargs.keys() - {"dtype", "device"} or not are_numbers:
-            raise operands[0].refused()
-        is_float = any(x.kind() is float if _is_operand(x) else type(x) is float for x in items)
-        dtype = kwargs.get("dtype") or (torch.get_default_dtype() if is_float else torch.int64)
-        # Other integers have a range, of which the number's own conversion makes an error.
-        if not dtype.is_floating_point and (is_float or dtype != torch.int64):
-            raise operands[0].refused()
-
-        def made(each: Any) -> Any:
-            value = each.tensor() if _is_operand(each) else each
-            if not isinstance(value, Tensor):
-                return function(value, dtype=dtype)
-            if not value.is_cpu:
+        dtype = kwargs.get("dtype") or reduce(torch.promote_types, map(_dtype, items))
+        if len(args) > 1 or kwargs.keys() - {"dtype", "device"} or not _can_be(items, dtype):
+            if operands:
                 raise operands[0].refused()
-            # A number becomes a float64 first.
-            return (value.double() if dtype.is_floating_point else value).to(dtype, copy=True)
+            return function(*args, **kwargs)
 
-        tensor = torch.stack([made(x) for x in items]) if items is data else made(data)
+        tensor = _made(data, partial(function, dtype=dtype), dtype)
         return tensor.to(kwargs["device"]) if kwargs.get("device") is not None else tensor
 
     return make
+
+
+def _made(data: Any, function: Callable[[Any], Any], dtype: torch.dtype) -> Any:
+    """`function` of a number. No closure: that would keep an operand."""
+    if type(data) in (list, tuple):
+        return torch.stack([_made(each, function, dtype) for each in data])
+    value = data.tensor() if _is_operand(data) else data
+    if not issubclass(type(value), Tensor):
+        return function(value)
+    if not value.is_cpu:  # of an operand
+        raise data.refused()
+    # A number becomes a float64 first.
+    value = value.detach().double() if dtype.is_floating_point else value.detach()
+    return value.to(dtype, copy=True)
+
+
+def _leaves(data: Any) -> list[Any]:
+    """What is in lists and tuples in each other; the data itself, if they are not of one shape."""
+    if type(data) not in (list, tuple):
+        return [data]
+    nested = [type(each) in (list, tuple) for each in data]
+    if any(nested) and not (all(nested) and len({len(each) for each in data}) == 1):
+        return [data]
+    return [leaf for each in data for leaf in _leaves(each)]
+
+
+def _is_recorded(value: Any) -> bool:
+    return type(value) is FakeTensor and value.dim() == 0 and value.is_cpu
+
+
+def _dtype(item: Any) -> torch.dtype:
+    """As torch infers it."""
+    if issubclass(type(item), Tensor):
+        return item.dtype  # type: ignore[no-any-return]
+    kind = item.kind() if _is_operand(item) else type(item)
+    return torch.get_default_dtype() if kind is float else torch.int64
+
+
+def _can_be(items: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Whether each may be an element of that dtype, without an error for its value."""
+
+    def can(item: Any) -> bool:
+        is_one = issubclass(type(item), Tensor) and item.dim() == 0 and item.is_cpu
+        if not (is_one or _is_operand(item) or type(item) in (int, float)):
+            return False
+        own = _dtype(item)
+        if dtype.is_floating_point:
+            return not own.is_complex
+        # Integers have a range, of which the number's own conversion makes an error.
+        return own == dtype or (dtype == torch.int64 and not own.is_floating_point)
+
+    return not dtype.is_complex and all(map(can, items))
