@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from fsdp_mlir.record.forms import Form, form_of, forms_of_results
 from fsdp_mlir.record.graph import split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.record.strides import of_kernels
@@ -27,9 +28,6 @@ _DECIDED_BY_SETTINGS = {
     torch.ops.aten.convolution_backward.default,
 }
 
-# What decides the form of a result: shape, strides, dtype, device, offset.
-_Form = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device, int]
-
 
 class _OtherError(Exception):
     """An argument whose form says too little."""
@@ -41,12 +39,14 @@ class FakeResults:
     def __init__(self) -> None:
         # The class of a container of results, or None, and their forms. None where a result shares
         # memory in another way than a view does.
-        self._known: dict[Any, tuple[type | None, list[_Form | None]] | None] = {}
+        self._known: dict[Any, tuple[type | None, list[Form | None]] | None] = {}
 
     def of(self, mode: FakeTensorMode, func: OpOverload, fakes: Sequence[Any]) -> Any:
         """What the call gives, with the strides of the device's kernels."""
         key = _key(func, fakes)
         known = self._known.get(key) if key is not None else None
+        if known is None and key is not None and (found := forms_of_results(func, fakes)):
+            known = self._known[key] = found
         if known is not None:
             kind, forms = known
             base = fakes[0] if func.is_view else None
@@ -94,7 +94,7 @@ def _part(value: Any) -> Any:
     return type(value), value
 
 
-def _form(tensor: Tensor) -> _Form:
+def _form(tensor: Tensor) -> Form:
     if (
         type(tensor) is not FakeTensor
         or tensor.constant is not None
@@ -104,13 +104,12 @@ def _form(tensor: Tensor) -> _Form:
         or tensor.is_quantized
     ):
         raise _OtherError
-    place = tensor.dtype, tensor.fake_device, tensor.storage_offset()
-    return tensor.shape, tensor.stride(), *place
+    return form_of(tensor)
 
 
 def _described(
     func: OpOverload, fakes: Sequence[Any], result: Any
-) -> tuple[type | None, list[_Form | None]] | None:
+) -> tuple[type | None, list[Form | None]] | None:
     kind = None if isinstance(result, Tensor) else type(result)
     if kind not in (None, list, tuple):
         return None
