@@ -393,3 +393,35 @@ def test_a_function_that_hands_inputs_on_by_position() -> None:
     pair = Pairs(Model, _handing_on, compute_loss=_handing_on, fallback="error")
     for seed in range(2):
         pair.assert_equal(tensor(seed), tensor(seed + 1))
+
+
+class InTurn(nn.Module):
+    """What it computes depends on the order in which its inputs come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, **others: Any) -> Tensor:
+        for each in others.values():
+            x = x * 1.5 + (len(each) if isinstance(each, str) else each)
+        return self.layer(x).square().mean()
+
+
+def _of_any_name(model: nn.Module, **batch: Any) -> Tensor:
+    return model(**batch)
+
+
+@pytest.mark.parametrize("compute_loss", [None, _of_any_name])
+def test_the_order_of_inputs_of_any_name(compute_loss: Any) -> None:
+    loss = {"compute_loss": compute_loss} if compute_loss else {}
+    pair = Pairs(InTurn, _of_any_name, fallback="error", **loss)
+    a, b = tensor(1), tensor(2)
+    for seed in range(3):
+        x = tensor(seed)
+        pair.assert_equal(x=x, b=b, name="abc", scale=2.5, a=a)
+        pair.assert_equal(x=x, a=a, scale=2.5, b=b, name="abc")
+        pair.assert_equal(x=x, b=b, name="abc", scale=3.5, a=a)
+    # One more for the number, which each order has among its inputs from then on.
+    assert len(pair.step._cache) <= 4

@@ -311,6 +311,7 @@ class Plans:
         }
         inputs = {name: value for name, value in given.items() if name not in numbers} | {
             "(positional)": len(request.args),
+            "(order)": [*given],
             "(evaluation)": request.evaluation,
             "(outputs)": request.keeps_outputs,
             "(numbers)": [f"{type(given[name]).__name__} {name}" for name in numbers],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from inspect import Parameter
 from typing import Any
 
 import numpy as np
@@ -48,6 +51,9 @@ OTHER_NUMBERS = (
     "another step, or arithmetic with them is an error; give what varies as a tensor"
 )
 
+# Those that have a name for the caller.
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
 # As a model has plans.
 _MOST_FORMS = 8
 
@@ -70,8 +76,9 @@ class Inputs:
         self._fixed: dict[str, str] = {}  # with the reason
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
-        """A call's inputs, always in the same order. The first call determines which ones they are;
-        later calls may leave out, or add, inputs that have a default. TypeError for others."""
+        """A call's inputs, always in the same order, but for those that a function takes by any
+        name: it may see their order. The first call determines which ones they are; later calls may
+        leave out, or add, inputs that have a default. TypeError for others."""
         held = args[0] if len(args) == 1 and not kwargs and _is_container(args[0]) else None
         if held is not None:
             args, kwargs = self._given_as(held)
@@ -87,7 +94,21 @@ class Inputs:
             raise TypeError(f"expected the inputs {expected}, got {got}{self._advice(held)}")
         given = dict(zip(names, args, strict=False)) | dict(kwargs)
         more = sorted(set(given) - set(names))
-        return {name: given[name] for name in [*names, *more] if name in given}
+        own = {*names[: self.positional], *self._parameters}
+        inputs = [name for name in [*names, *more] if name in given and name in own]
+        others = [name for name in given if name not in own]
+        return {name: given[name] for name in [*inputs, *others]}
+
+    @cached_property
+    def _parameters(self) -> set[str]:
+        """The names of those of the functions."""
+        return {each.name for found in self._signatures() for each in found if each.kind in _NAMED}
+
+    def _signatures(self) -> Iterator[Iterable[Parameter]]:
+        for function in self._functions:
+            # There may be no loss function; a builtin may have no signature.
+            with suppress(TypeError, ValueError):
+                yield signature_of(function).parameters.values()
 
     def _given_as(self, held: Any) -> Call:
         """A container alone: as all inputs, if these can be what it holds, otherwise as one. What
@@ -246,11 +267,7 @@ class Inputs:
     def _is_optional(self, name: str) -> bool:
         if self._names is not None and name in self._names[: self.positional]:
             return False
-        for function in self._functions:
-            try:
-                parameters = signature_of(function).parameters.values()
-            except (TypeError, ValueError):  # no loss function, a builtin without a signature
-                continue
+        for parameters in self._signatures():
             for parameter in parameters:
                 if parameter.kind is parameter.VAR_KEYWORD:
                     return True

@@ -93,7 +93,7 @@ class TrainingStep(nn.Module):
     What code reads at the places of `relied` are numbers, if they follow from what the step is
     given. Without `counting` what is left in the places of `held` may not follow from what it
     computes. With `casts` calls of `float` and `int` in the model's code may give numbers of each
-    step.
+    step. `order`: all names, as those that come by name are given; the tensors first otherwise.
     """
 
     def __init__(
@@ -117,10 +117,12 @@ class TrainingStep(nn.Module):
         drawn: Mapping[str, Any] | None = None,
         counting: bool = False,
         casts: bool = False,
+        order: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.model = model
         self.names = list(names)
+        self._order = order or [*names, *(constants or {})]
         self._by_position = by_position(positional)
         self._each = loss if isinstance(loss, EachLoss) else None
         loss = loss.loss if isinstance(loss, EachLoss) else loss
@@ -329,7 +331,8 @@ class TrainingStep(nn.Module):
                 )
 
     def _called(self, inputs: Sequence[Any], constants: Mapping[str, Any]) -> Any:
-        keywords: dict[str, Any] = dict(zip(self.names, inputs, strict=True)) | constants
+        given: dict[str, Any] = dict(zip(self.names, inputs, strict=True)) | constants
+        keywords = {name: given[name] for name in self._order}
         args = [keywords.pop(name) for name in self._by_position]
         if isinstance(self.loss, ComputeLoss):
             return self.loss.func(self.model, *args, **keywords)

@@ -16,7 +16,7 @@ from fsdp_mlir.modules.sharding import class_name
 from fsdp_mlir.policy.policy import Units, read_policy
 from fsdp_mlir.step import numbers
 from fsdp_mlir.step.nested import repetitions
-from fsdp_mlir.step.training_step import TrainingStep, example_inputs, split_constants
+from fsdp_mlir.step.training_step import TrainingStep, by_position, example_inputs, split_constants
 from fsdp_mlir.support.errors import located, source_of
 from fsdp_mlir.view.asked import Asked
 
@@ -75,6 +75,7 @@ class ModelView:
             asked.drawn,
             asked.counting,
             asked.casts is not None,
+            order=[*by_position(len(asked.args)), *asked.kwargs],
         )
         params = [_part(param) for param in weights.parameters(model)]
         if not any(param.tensor.requires_grad for param in params):
