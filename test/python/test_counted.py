@@ -213,6 +213,17 @@ class Slow(Bounded):
         return F.dropout(y, min(0.9, (self.calls // 30) / 10)).square().mean()
 
 
+class Signed(Bounded):
+    """Zeros of both signs."""
+
+    def __init__(self) -> None:
+        self.calls = 0.0
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls = -self.calls
+        return (1 / y.mul(0).copysign(torch.full_like(y, self.calls)) > 0).sum() + y.mean()
+
+
 class Drawn(Bounded):
     def __call__(self, y: Tensor) -> Any:
         self.calls += int(torch.initial_seed() % 2**20) + 1
@@ -259,7 +270,7 @@ def test_a_criterion_beside_the_loss(in_a_list: bool, captures: list[None]) -> N
     assert len(captures) == 3
 
 
-@pytest.mark.parametrize("kind", [Text, Rolled, Slow])
+@pytest.mark.parametrize("kind", [Text, Rolled, Slow, Signed])
 def test_more_than_a_tensor_may_be_has_no_plan(kind: Any) -> None:
     with pytest.warns(UserWarning, match="'.*calls' changes in each step"):
         got = trained(kind(), True)

@@ -550,14 +550,16 @@ class Numbers:
     def known(self, number: Number) -> Any:
         """The number itself. Refused, here or at the end of forward, if it may have more than a few
         values."""
-        names = names_in(number.formula)
-        if not self._counts >= {*names}:
+        names, value = names_in(number.formula), number.number
+        # Equal numbers may not be the same: those of zero, and NaN equals none.
+        is_told = type(value) is not float or (value != 0 and not math.isnan(value))
+        if not self._counts >= {*names} or not is_told:
             raise number.refused()
-        equal = ("eq", number.formula, ("number", number.number))
+        equal = ("eq", number.formula, ("number", value))
         if repr(equal) not in self._course:
             self._known[repr(equal)] = number.formula, _told_of(number.formula)
         self.decided(equal)
-        return number.number
+        return value
 
     def decided(self, formula: Formula) -> bool:
         outcome = bool(value_of(formula, self.given))
