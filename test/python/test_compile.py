@@ -233,9 +233,21 @@ def test_forms_without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     for size in (2, *range(25, 34)):  # up to the 31st
         train(size)
     assert len(captured) == 7
-    for size in (1, 34, 1):
+    for size in (1, 34, 1, 2, 2, 2):
         train(size)
-    assert captured[7:] == [1, 34]
+    assert captured[7:] == [1, 34, 2]
+
+
+def test_a_form_that_comes_again() -> None:
+    """It is captured for the eighth call, and has a plan."""
+    pair = Twins(Matched, {"x": torch.linspace(-1, 1, 16).reshape(4, 4)}, SGD)
+    for size in range(5, 9):
+        pair.batch = {"x": torch.linspace(-1, 1, size * 4).reshape(size, 4)}
+        pair.assert_equal_steps(1)
+    pair.batch = {"x": torch.linspace(-1, 1, 8).reshape(2, 4)}
+    for calls, plans in ((7, 0), (1, 1), (2, 1)):
+        pair.assert_equal_steps(calls)
+        assert len(pair.step._plans._made) == plans
 
 
 def test_clipping_shows_the_norm() -> None:

@@ -177,18 +177,18 @@ class Setting(Bounded):
         return y.clamp(-self.calls % 2, 0.5).square().mean()
 
 
-class ByKey(Bounded):
+class Rows(Bounded):
     def __call__(self, y: Tensor) -> Any:
         self.calls += 1
         rows = y[: 2 + self.calls % 2]
-        return rows.square().mean() * {0: 1.5, 1: 2.5}[self.calls % 2]
+        return rows.square().mean() * (1.5, 2.5)[self.calls % 2]
 
 
 # With the number of captures: the first has no plan, and one is for each outcome of comparisons.
 COUNTED = {
     **{Warmup: 3, FromLoop: 2, Bounded: 3, Lazy: 3, InDicts: 2, OfAFile: 2, Corrected: 2},
     **{Returned: 2, Meter: 2, Smoothed: 2, Adapted: 3},
-    **{Index: 4, Table: 5, Setting: 3, ByKey: 3},
+    **{Index: 4, Table: 5, Setting: 3, Rows: 3},
 }
 
 
@@ -222,6 +222,18 @@ class Signed(Bounded):
     def __call__(self, y: Tensor) -> Any:
         self.calls = -self.calls
         return (1 / y.mul(0).copysign(torch.full_like(y, self.calls)) > 0).sum() + y.mean()
+
+
+class Seen(Bounded):
+    """It is hashed, and kept."""
+
+    def __init__(self) -> None:
+        self.calls, self.seen = 0, set()
+
+    def __call__(self, y: Tensor) -> Any:
+        self.calls += 1
+        self.seen.add(self.calls % 3)
+        return y.square().mean() * len(self.seen)
 
 
 class Drawn(Bounded):
@@ -270,7 +282,7 @@ def test_a_criterion_beside_the_loss(in_a_list: bool, captures: list[None]) -> N
     assert len(captures) == 3
 
 
-@pytest.mark.parametrize("kind", [Text, Rolled, Slow, Signed])
+@pytest.mark.parametrize("kind", [Text, Rolled, Slow, Signed, Seen])
 def test_more_than_a_tensor_may_be_has_no_plan(kind: Any) -> None:
     with pytest.warns(UserWarning, match="'.*calls' changes in each step"):
         got = trained(kind(), True)

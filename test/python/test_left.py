@@ -8,6 +8,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,59 @@ def test_what_eager_code_leaves_there(
             pair.change(evaluate)
             assert_alike(pair)
     assert len(captures) <= 3
+
+
+class Same(Net):
+    """It asks whether two lists are one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other: Any = None
+        self.as_one = False
+
+    def between(self, x: Tensor) -> Tensor:
+        scale = 2.0 if self.aux is self.other else 1.0
+        self.aux, self.other = [x], [x * 2]
+        if not self.training and self.as_one:
+            self.other = self.aux
+        return x * scale
+
+    def left(self) -> list[Tensor]:
+        return [*self.aux, *self.other]
+
+
+class Asking(Same):
+    """It asks what a tensor is, beside its values."""
+
+    def between(self, x: Tensor) -> Tensor:
+        asked = [] if self.aux is None else [self.aux._version > 0, self.aux.storage_offset() > 0]
+        self.aux = x[1:] if not self.training and self.as_one else x[1:].clone()
+        return x * (1 + sum(asked))
+
+    def left(self) -> list[Tensor]:
+        return [self.aux]
+
+
+@pytest.mark.parametrize("model", [Same, Asking])
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_what_code_sees_there(model: type[Same], evaluates: bool) -> None:
+    """Beside the values of tensors."""
+
+    def evaluate(model: Same, as_one: bool, writes: bool) -> None:
+        model.eval()
+        model.as_one = as_one
+        with torch.no_grad():
+            model(**X)
+            if writes:
+                model.left()[0].add_(1)
+        model.train()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pair = Twins(model, X, SGD, evaluation=evaluates)
+        for number in (0, 0, 1, 1, 0, 2, 2, 0, 1, 3, 0, 2):
+            pair.assert_equal_steps(1)
+            pair.change(partial(evaluate, as_one=number % 2 == 1, writes=number > 1))
 
 
 class Lazy(Net):

@@ -169,7 +169,7 @@ class Compiled:
         """In the body, the model is as it was before it was captured."""
         with (
             as_before(self.held),
-            self.leaving.compared(self.captured.left, self.captured.followed.keys),
+            self.leaving.compared(),
             self.captured.others.sharded(),
             self.captured.followed.as_captured(self._storages),
         ):
@@ -226,7 +226,7 @@ class Compiled:
     def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""
         self._set_numbers()
-        self.leaving.after_step(self.captured.left, microbatches)
+        self.leaving.after_step(microbatches)
         self.captured.others.after_step()
         if self.captured.left and self._has_run is not self.captured:
             self.renew()

@@ -124,12 +124,12 @@ class Plans:
                 self._warn_of_what_is_not_done(before)
                 # Python's part, such as a number that is returned, may be all that differs between
                 # calls with one plan: each has its own.
-                unchanged = self._snapshot(captured, held)
+                leaving = Leaving(self._lasts, captured.left, captured.followed.keys)
                 made = replace(
                     before,
                     captured=captured,
-                    unchanged=unchanged,
-                    leaving=Leaving(self._lasts),
+                    unchanged=self._snapshot(captured, held),
+                    leaving=leaving,
                     held=held,
                 )
                 self._begin(made)
@@ -142,7 +142,8 @@ class Plans:
             session, plan_hash = self._open(folder, files, allowed_library)
         assert self.trained is not None
         bound = Bound(session, self._model, self.trained, self._optimizer)
-        unchanged, leaving = self._snapshot(captured, held), Leaving(self._lasts)
+        leaving = Leaving(self._lasts, captured.left, captured.followed.keys)
+        unchanged = self._snapshot(captured, held)  # which holds what it compares
         made = Compiled(session, bound, captured, policy, unchanged, plan_hash, leaving, held)
         self._begin(made)
         self._made.append(made)
@@ -165,7 +166,6 @@ class Plans:
 
     def _begin(self, made: Compiled) -> None:
         if made.captured.left:
-            made.leaving.captured(made.captured.left, made.captured.followed.keys)
             made.renew()
         self._bind(made)
 

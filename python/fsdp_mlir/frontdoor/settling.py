@@ -16,11 +16,12 @@ _MOST_UNSETTLED = 8
 _MOST_BEGINNINGS = 2
 _MOST_IN_A_ROW = 8
 _MOST_IN_VAIN = 4
+_OFTEN = 8
 
 # Why a form is not captured.
 IN_VAIN = (
     f"{_MOST_IN_VAIN} forms of the inputs in a row have had none; of further ones in a row, only "
-    "the 8th, the 16th, the 32nd and so on are captured"
+    f"the 8th, the 16th and so on are captured, and those that come for the {_OFTEN}th time"
 )
 
 
@@ -35,15 +36,24 @@ class Settling:
         self._in_a_row: dict[Any, int] = {}  # calls for which the plan did not fit
         self._changes: dict[Any, str] = {}
         self._in_vain = 0  # new keys in a row without a plan
+        self._passed: dict[Any, int] = {}  # how often keys came that were passed over
 
     def passes_over(self, key: Any, made: Mapping[Any, Compiled | None]) -> bool:
         """Whether a form is not captured, as those before it were in vain: where each batch has
         another one, as with boxes in images, captures would take longer than steps."""
-        count = self._in_vain + 1
-        return key not in made and count > _MOST_IN_VAIN and count & (count - 1) != 0
+        if key in made or self._in_vain < _MOST_IN_VAIN:
+            return False
+        if times := self._passed.get(key, 0):
+            passes = times + 1 < _OFTEN
+        else:
+            count = self._in_vain + 1
+            passes = count & (count - 1) != 0
+            self._in_vain += passes
+        self._passed[key] = times + 1
+        return passes
 
     def tried(self, compiled: Compiled | None) -> None:
-        """Notes what a form has that is new, and passed over or not."""
+        """What a new form has, after a capture."""
         self._in_vain = 0 if compiled else self._in_vain + 1
 
     def is_unsettled(self, compiled: Compiled | None) -> bool:

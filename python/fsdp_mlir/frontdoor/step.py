@@ -492,8 +492,6 @@ class Step(SavedState):
     ) -> Compiled | None:
         """None if there is none. Raises Refused for numbers that are fixed from then on."""
         if self._settling.passes_over(key, self._cache):
-            self._settling.tried(None)
-            self._cache[key] = None
             self._say(IN_VAIN)
             return None
         request = self._requests.request(

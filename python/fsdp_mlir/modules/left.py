@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -372,39 +373,38 @@ class EachForward:
 
 
 class Leaving:
-    """Leaves in Python what the steps of one plan leave there. `lasts` are those of the model."""
+    """Leaves in Python what the steps of one plan leave there, which was captured with what is in
+    these places now. `lasts` are those of the model; `read` has the keys of places whose tensors
+    the step reads."""
 
-    def __init__(self, lasts: Lasts) -> None:
-        self._lasts = lasts
-        self._proven: set[frozenset[Any]] = set()
+    def __init__(self, lasts: Lasts, left: Sequence[Left], read: Collection[Any]) -> None:
+        self._lasts, self._left, self._read = lasts, left, read
+        self._proven = frozenset(self._others(left))
 
-    def after_step(self, left: Sequence[Left], microbatches: int) -> None:
+    def after_step(self, microbatches: int) -> None:
         """Puts it in place."""
-        for put in left:
+        for put in self._left:
             for _ in range(microbatches if isinstance(put, EachForward) else 1):
                 put()
-        self._lasts.update({each.key: each.last for each in left if isinstance(each, MadePlace)})
-
-    def captured(self, left: Sequence[Left], read: Collection[Any] = ()) -> None:
-        """The step was captured, with what is in these places now. `read`: the keys of those whose
-        tensors it reads."""
-        self._proven.add(frozenset(self._others(left, read)))
+        self._lasts.update(
+            {each.key: each.last for each in self._left if isinstance(each, MadePlace)}
+        )
 
     @contextmanager
-    def compared(self, left: Sequence[Left], read: Collection[Any] = ()) -> Iterator[None]:
+    def compared(self) -> Iterator[None]:
         """In the body, the slots are in place of the copies that a step has left, unless something
         else has been put there since: a comparison finds the same objects after each step. They are
         also in place of something else, such as what an evaluation has left there, if the step was
-        captured with the like of that. It does not read tensors where they are not in `read`."""
+        captured with the like of that, of which it does not read the tensors."""
         put: list[tuple[MadePlace, _Last]] = []
-        for each in left:
+        for each in self._left:
             last = self._lasts.get(each.key) if isinstance(each, MadePlace) else None
             if last is not None and each.has(last):  # type: ignore[attr-defined]
                 put.append((each, last))  # type: ignore[arg-type]
         has_last = {id(each) for each, _ in put}
-        others = self._others([each for each in left if id(each) not in has_last], read)
-        if frozenset(others) in self._proven:
-            put += [(each, (value, [])) for each, value in others.values()]
+        others = self._others([each for each in self._left if id(each) not in has_last])
+        if others.keys() == self._proven:
+            put += [(each, (each.now(), [])) for each in others.values()]
         for copies in {id(each.copies): each.copies for each, _ in put}.values():
             copies.of_slots()
         try:
@@ -415,38 +415,58 @@ class Leaving:
             for each, last in put:
                 each.put(last[0])
 
-    def _others(
-        self, left: Sequence[Left], read: Collection[Any]
-    ) -> dict[Any, tuple[MadePlace, Any]]:
+    def _others(self, left: Sequence[Left]) -> dict[Any, MadePlace]:
         """The places with something in them whose form is known, by place and form."""
-        seen: dict[Any, int] = {}
+        memory: dict[int, int] = {}
         places = [each for each in left if isinstance(each, MadePlace)]
-        values = [(each, each.now()) for each in places]
-        found = [
-            (each, value, _form(value, seen))
-            for each, value in values
-            if each.key not in read or value is ABSENT or type(value) in SCALARS
+        forms = [
+            (each, _form_of_items(each.get(), memory))
+            if isinstance(each, MadeItems)
+            else (each, _form(each.get, memory, read=each.key in self._read))
+            for each in places
         ]
-        return {(each.key, form): (each, value) for each, value, form in found if form is not None}
+        return {(each.key, form): each for each, form in forms if form is not None}
 
 
-def _form(value: Any, seen: dict[Any, int], depth: int = 0) -> Any:
-    """What code may see of a value before it reads tensors; None if not all of that is known.
-    `seen`: tensors and memory, numbered."""
+def _form(
+    get: Callable[[], Any], memory: dict[int, int], depth: int = 0, read: bool = False
+) -> Any:
+    """What code may see of a value before it reads tensors; None if not all of that is known, such
+    as whether it is another one that something else holds. `memory`: that of tensors, numbered."""
+    value = get()
     if value is ABSENT or type(value) in SCALARS:
         return type(value), repr(value)
-    if type(value) is Tensor:
-        if value.layout != torch.strided or value.is_quantized:
-            return None
-        memory = "memory", value.untyped_storage()._cdata
-        places = [seen.setdefault(key, len(seen)) for key in (id(value), memory)]
-        form = value.shape, value.stride(), value.dtype, value.device
-        return Tensor, *places, *form, value.requires_grad, value.is_inference()
-    if type(value) not in (list, tuple, dict) or depth == MAX_DEPTH:
+    if read or sys.getrefcount(value) > _HELD_ONCE:
         return None
-    items = [*value.items()] if isinstance(value, dict) else value
-    forms = [_form(item, seen, depth + 1) for item in items]
-    return None if None in forms else (type(value), *forms)
+    if type(value) is Tensor:
+        if value.layout != torch.strided or value.is_quantized or vars(value):
+            return None
+        place = memory.setdefault(value.untyped_storage()._cdata, len(memory))
+        form = place, value.shape, value.stride(), value.storage_offset(), value.dtype, value.device
+        asks = value.requires_grad, value.is_leaf, value._is_view(), value._version
+        return Tensor, *form, *asks, value.is_inference(), value.is_neg(), value.is_conj()
+    items = None if depth == MAX_DEPTH else _form_of_items(value, memory, depth + 1)
+    return None if items is None else (type(value), items)
+
+
+def _form_of_items(value: Any, memory: dict[int, int], depth: int = 0) -> Any:
+    """That of the items of a list, a tuple or a dict."""
+    if type(value) not in (list, tuple, dict):
+        return None
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    if any(type(key) not in SCALARS for key in keys):
+        return None
+    forms = [_form(partial(value.__getitem__, key), memory, depth) for key in keys]
+    return None if None in forms else tuple(zip(map(repr, keys), forms, strict=True))
+
+
+def _references(get: Callable[[], Any]) -> int:
+    value = get()
+    return sys.getrefcount(value)
+
+
+# To a value in one container alone, as `_form` counts.
+_HELD_ONCE = _references(partial([[]].__getitem__, 0))
 
 
 def is_left(value: Any, known: Collection[int], depth: int = 0) -> bool:

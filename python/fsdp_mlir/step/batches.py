@@ -47,8 +47,9 @@ OTHER_CALL = (
 )
 
 OTHER_NUMBERS = (
-    "the numbers among the inputs have had too many outcomes of comparisons, each of which is "
-    "another step, or arithmetic with them is an error; give what varies as a tensor"
+    "the numbers among the inputs, or those that the code changes from step to step, have had too "
+    "many outcomes of comparisons, or values, each of which is another step, or arithmetic with "
+    "them is an error; give what varies as a tensor"
 )
 
 # Those that have a name for the caller.
@@ -184,11 +185,13 @@ class Inputs:
         """Takes the numbers in these places for numbers that may be others in each call, and lists
         for lists that each call appends to, unless they are fixed. Returns whether any of them is
         newly."""
-        inputs, taken = {*(self._names or ()), *self._last}, {*self._fixed, *self._held}
-        found = {
-            f"attribute {name}" if name in inputs else name: place for name, place in places.items()
+        # An input may have the name of an attribute of the model.
+        named = {
+            f"attribute {name}" if name.isidentifier() else name: place
+            for name, place in places.items()
         }
-        found = {name: place for name, place in found.items() if name not in taken}
+        taken = {*self._fixed, *self._held}
+        found = {name: place for name, place in named.items() if name not in taken}
         self._held |= found
         return bool(found)
 

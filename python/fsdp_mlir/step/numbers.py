@@ -125,9 +125,6 @@ class Number(Operand, Calculated):
 
     __index__ = known
 
-    def __hash__(self) -> int:
-        return hash(self.known())
-
     def chosen(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What `torch.where` of a tensor of floats and this number gives. It is an error for a
         number that the tensor's dtype does not have."""
@@ -382,6 +379,7 @@ class Numbers:
 
     given: Mapping[str, Any]
     draws: DrawsOfModes = ((), ())
+    alone: bool = False  # the step has one microbatch, and so one value of each count
     made: list[ref[Symbol]] = field(default_factory=list)
     now: Mapping[str, Any] = field(init=False)
     recording: bool = field(default=False, init=False)
@@ -417,7 +415,7 @@ class Numbers:
         and if the step goes on after it was refused one. Whoever asks what is in these places then,
         as backward may do, gets Refused, until `ended`."""
         self.made, self._records, self._refusal = [], bool(self.given), None
-        self._counts, self._known = frozenset(held.values), {}
+        self._counts, self._known = frozenset(held.values if self.alone else ()), {}
         self.recording, self.run = True, object()
         try:
             with math_of_symbols():

@@ -147,7 +147,8 @@ class TrainingStep(nn.Module):
         users = _modules_of(model, loss) if draws is not None or casts else []
         self._drawing = Drawing(draws, users)
         self._drawn = dict(drawn or {})
-        self.numbers = Numbers(given | self._in_places.values | self._drawn, draws or ((), ()))
+        given |= self._in_places.values | self._drawn
+        self.numbers = Numbers(given, draws or ((), ()), alone=counting)
         # As OutputsOfModes: numbers that are left in places that are held, and what is appended to
         # lists.
         self.counts = no_counts()
