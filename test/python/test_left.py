@@ -290,15 +290,21 @@ class Same(Net):
 
     def __init__(self) -> None:
         super().__init__()
-        self.other: Any = None
-        self.as_one = False
+        self.other: Any = 0
+
+    def forward(self, x: Tensor, otherwise: bool = False) -> Tensor:
+        hidden = self.between(torch.tanh(self.a(x)))
+        if otherwise:
+            self.leave()
+        return self.b(hidden).square().mean()
 
     def between(self, x: Tensor) -> Tensor:
         scale = 2.0 if self.aux is self.other else 1.0
-        self.aux, self.other = [x], [x * 2]
-        if not self.training and self.as_one:
-            self.other = self.aux
+        self.aux, self.other = [x], [x]
         return x * scale
+
+    def leave(self) -> None:
+        self.other = self.aux
 
     def left(self) -> list[Tensor]:
         return [*self.aux, *self.other]
@@ -309,8 +315,11 @@ class Asking(Same):
 
     def between(self, x: Tensor) -> Tensor:
         asked = [] if self.aux is None else [self.aux._version > 0, self.aux.storage_offset() > 0]
-        self.aux = x[1:] if not self.training and self.as_one else x[1:].clone()
+        self.aux = x[1:].clone()
         return x * (1 + sum(asked))
+
+    def leave(self) -> None:
+        self.aux = torch.cat([self.aux, self.aux])[3:]
 
     def left(self) -> list[Tensor]:
         return [self.aux]
@@ -321,11 +330,10 @@ class Asking(Same):
 def test_what_code_sees_there(model: type[Same], evaluates: bool) -> None:
     """Beside the values of tensors."""
 
-    def evaluate(model: Same, as_one: bool, writes: bool) -> None:
+    def evaluate(model: Same, otherwise: bool, writes: bool) -> None:
         model.eval()
-        model.as_one = as_one
         with torch.no_grad():
-            model(**X)
+            model(**X, otherwise=otherwise)
             if writes:
                 model.left()[0].add_(1)
         model.train()
@@ -335,7 +343,8 @@ def test_what_code_sees_there(model: type[Same], evaluates: bool) -> None:
         pair = Twins(model, X, SGD, evaluation=evaluates)
         for number in (0, 0, 1, 1, 0, 2, 2, 0, 1, 3, 0, 2):
             pair.assert_equal_steps(1)
-            pair.change(partial(evaluate, as_one=number % 2 == 1, writes=number > 1))
+            pair.change(partial(evaluate, otherwise=number % 2 == 1, writes=number > 1))
+    assert pair.step._plans._made
 
 
 class Lazy(Net):
