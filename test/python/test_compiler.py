@@ -59,7 +59,7 @@ def test_plans_of_one_process(captured: Path) -> None:
     of_two = plan.read_text()
     compiler.make_plan(captured, 3)
     assert plan.read_text() != of_two
-    with pytest.raises(CompileError, match=r"error: .*elsewhere.*cannot be read"):
+    with pytest.raises(CompileError, match=r"elsewhere.*model.pt: cannot be read"):
         compiler.make_plan(captured / "elsewhere", 2)
     compiler.make_plan(captured, 2)
     assert plan.read_text() == of_two
