@@ -425,3 +425,48 @@ def test_the_order_of_inputs_of_any_name(compute_loss: Any) -> None:
         pair.assert_equal(x=x, b=b, name="abc", scale=3.5, a=a)
     # One more for the number, which each order has among its inputs from then on.
     assert len(pair.step._cache) <= 4
+
+
+def _in_turn(x: Tensor, named: dict[str, Any]) -> Tensor:
+    for each in named.values():
+        x = x * 1.5 + each
+    return x
+
+
+class Wrapped(nn.Module):
+    """What a decorator has put around its forward sees the order of names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+
+    def _forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return self.layer(x).square().mean()
+
+    @wraps(_forward)
+    def forward(self, x: Tensor, **named: Any) -> Tensor:
+        return self._forward(_in_turn(x, named), **named)
+
+
+class Hooked(Wrapped):
+    """A hook sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_pre_hook(
+            lambda _, args, named: ((_in_turn(args[0], named),), named), with_kwargs=True
+        )
+
+    def forward(self, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return self._forward(x, a, b)
+
+
+@pytest.mark.parametrize("kind", [Wrapped, Hooked])
+def test_the_order_of_names_before_forward(kind: Any) -> None:
+    pair = Pairs(kind, lambda model, *args, **named: model(*args, **named), fallback="error")
+    x, a, b = tensor(0), tensor(1), tensor(2)
+    for _ in range(2):
+        pair.assert_equal(x, a=a, b=b)
+        pair.assert_equal(x, b=b, a=a)
+    assert len(pair.step._cache) == 2

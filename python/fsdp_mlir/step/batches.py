@@ -77,8 +77,8 @@ class Inputs:
         self._fixed: dict[str, str] = {}  # with the reason
 
     def named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Batch:
-        """A call's inputs, always in the same order, but for those that a function takes by any
-        name: it may see their order. The first call determines which ones they are; later calls may
+        """A call's inputs, always in the same order, but for those whose order code may see, as by
+        `**inputs`. The first call determines which ones they are; later calls may
         leave out, or add, inputs that have a default. TypeError for others."""
         held = args[0] if len(args) == 1 and not kwargs and _is_container(args[0]) else None
         if held is not None:
@@ -95,21 +95,27 @@ class Inputs:
             raise TypeError(f"expected the inputs {expected}, got {got}{self._advice(held)}")
         given = dict(zip(names, args, strict=False)) | dict(kwargs)
         more = sorted(set(given) - set(names))
-        own = {*names[: self.positional], *self._parameters}
+        own = {*names[: self.positional], *self._in_any_order}
         inputs = [name for name in [*names, *more] if name in given and name in own]
         others = [name for name in given if name not in own]
         return {name: given[name] for name in [*inputs, *others]}
 
+    @property
+    def _in_any_order(self) -> set[str]:
+        """The names of inputs whose order nothing can see: parameters of the functions, but for
+        what a hook or a wrapper gets before them."""
+        return set() if self._called.has_hooks else self._parameters
+
     @cached_property
     def _parameters(self) -> set[str]:
-        """The names of those of the functions."""
-        return {each.name for found in self._signatures() for each in found if each.kind in _NAMED}
+        found = self._signatures(follow_wrapped=False)
+        return {each.name for parameters in found for each in parameters if each.kind in _NAMED}
 
-    def _signatures(self) -> Iterator[Iterable[Parameter]]:
+    def _signatures(self, *, follow_wrapped: bool = True) -> Iterator[Iterable[Parameter]]:
         for function in self._functions:
             # There may be no loss function; a builtin may have no signature.
             with suppress(TypeError, ValueError):
-                yield signature_of(function).parameters.values()
+                yield signature_of(function, follow_wrapped=follow_wrapped).parameters.values()
 
     def _given_as(self, held: Any) -> Call:
         """A container alone: as all inputs, if these can be what it holds, otherwise as one. What

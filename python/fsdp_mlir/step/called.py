@@ -95,7 +95,7 @@ class Called:
                 return False
             beside = loss_inputs(self._loss, list(kwargs))
             kwargs = {name: value for name, value in kwargs.items() if name not in beside}
-            if any(map(_may_change_inputs, self._model._forward_pre_hooks.values())):
+            if self.has_hooks:
                 return True
         signature = self._signature
         try:
@@ -104,6 +104,13 @@ class Called:
         except TypeError:
             return False
         return True
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether hooks of the model get the inputs first, and may change them."""
+        if isinstance(self._loss, ComputeLoss):
+            return False
+        return any(map(_may_change_inputs, self._model._forward_pre_hooks.values()))
 
     @property
     def _signature(self) -> Signature | None:

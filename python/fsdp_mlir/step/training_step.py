@@ -545,9 +545,10 @@ def loss_inputs(loss: Loss | None, names: Sequence[str]) -> list[str]:
     return [name for name in named if name in names]
 
 
-def signature_of(function: Any) -> inspect.Signature:
+def signature_of(function: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
     """That of the forward of a module."""
-    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    function = function.forward if isinstance(function, nn.Module) else function
+    return inspect.signature(function, follow_wrapped=follow_wrapped)
 
 
 def required_inputs(loss: Loss | None) -> list[str]:
