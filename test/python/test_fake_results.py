@@ -156,16 +156,24 @@ def test_forms_of_elements(func: OpOverload) -> None:
 def test_forms_of_batch_norms(training: bool) -> None:
     found = []
     for x in IMAGES:
-        for own in (C, C.bfloat16(), None):
-            given = [own, own, C, C]
+        for own, run in ((C, C), (C.bfloat16(), C), (C.bfloat16(), C.bfloat16()), (None, C)):
+            given = [own, own, run, run]
             found.append(
                 assert_calculated(aten.native_batch_norm.default, [x, *given, training, 0.1, 1e-5])
             )
             for mask in ([True] * 3, [True, False, True]):
-                rest = [own, C, C, C, C, training, 1e-5, mask]
+                rest = [own, run, run, run, run, training, 1e-5, mask]
                 backward = aten.native_batch_norm_backward.default
                 found += [assert_calculated(backward, [y, x, *rest]) for y in (N, x)]
     assert any(found) == training
+
+
+def test_statistics_of_another_dtype() -> None:
+    """On a GPU those of 16 bits are in float32."""
+    mode = FakeTensorMode()
+    half, own = (mode.from_tensor(x.bfloat16()) for x in (N, C))
+    given = [half, own, own, own, own, True, 0.1, 1e-5]
+    assert forms_of_results(aten.native_batch_norm.default, given) is None
 
 
 def test_forms_of_slices() -> None:

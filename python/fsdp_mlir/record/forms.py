@@ -75,10 +75,15 @@ def _of_each_element(fakes: Sequence[Any]) -> list[Form] | None:
     return [_new(tensors[0], tensors[0].shape)]
 
 
+def _is_norm(tensors: Sequence[Any]) -> bool:
+    """In a dtype that the statistics have on each device."""
+    return _are_usual(tensors, _is_contiguous) and tensors[0].dtype in (torch.float, torch.double)
+
+
 def _batch_norm(fakes: Sequence[Any]) -> list[Form] | None:
     """Of input, weight, bias, running_mean, running_var, training, momentum, eps."""
     x, training = fakes[0], fakes[5]
-    if training is not True or not _are_usual(fakes[:5], _is_contiguous):
+    if training is not True or not _is_norm(fakes[:5]):
         return None
     return _of_channels(x, fakes[1:5])
 
@@ -95,7 +100,7 @@ def _batch_norm_backward(fakes: Sequence[Any]) -> list[Form] | None:
     x, training, mask = fakes[1], fakes[7], fakes[9]
     if training is not True or list(mask) != [True] * 3:
         return None
-    if not _are_usual(fakes[:7], _is_contiguous) or fakes[0].shape != x.shape:
+    if not _is_norm(fakes[:7]) or fakes[0].shape != x.shape:
         return None
     return _of_channels(x, fakes[2:7])
 
