@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
+from fsdp_mlir.frontdoor.planning import Recipe
 from torch import Tensor, nn
 from twins import Twins
 
@@ -44,6 +48,20 @@ def assert_alike(pair: Twins) -> None:
     for one, other in zip(got, want, strict=True):
         assert torch.equal(one, other)
         assert one.stride() == other.stride()
+
+
+@contextmanager
+def counted_captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recipe]]:
+    captures: list[Recipe] = []
+    original = Recipe.capture
+
+    def counted(self: Recipe, *args: Any) -> Any:
+        captures.append(self)
+        return original(self, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Recipe, "capture", counted)
+        yield captures
 
 
 class Averaging(Net):

@@ -40,21 +40,24 @@ class Settling:
 
     def passes_over(self, key: Any, made: Mapping[Any, Compiled | None]) -> bool:
         """Whether a form is not captured, as those before it were in vain: where each batch has
-        another one, as with boxes in images, captures would take longer than steps."""
+        another one, as with boxes in images, captures would take longer than steps. Counts the
+        calls that are passed over."""
         if key in made or self._in_vain < _MOST_IN_VAIN:
             return False
-        if times := self._passed.get(key, 0):
-            passes = times + 1 < _OFTEN
-        else:
-            count = self._in_vain + 1
-            passes = count & (count - 1) != 0
-            self._in_vain += passes
+        times, count = self._passed.get(key, 0), self._in_vain + 1
+        if times + 1 >= _OFTEN or (times == 0 and count & (count - 1) == 0):
+            return False
         self._passed[key] = times + 1
-        return passes
+        if times == 0:
+            self._in_vain = count
+        return True
 
-    def tried(self, compiled: Compiled | None) -> None:
-        """What a new form has, after a capture."""
-        self._in_vain = 0 if compiled else self._in_vain + 1
+    def tried(self, key: Any, compiled: Compiled | None, made: Mapping[Any, Any]) -> None:
+        """What a form has after a capture, and before it is among those that are `made`."""
+        if compiled is not None:
+            self._in_vain = 0
+        elif key not in made and key not in self._passed:
+            self._in_vain += 1
 
     def is_unsettled(self, compiled: Compiled | None) -> bool:
         """Whether what forward leaves in Python, such as a table that it makes once, decides what

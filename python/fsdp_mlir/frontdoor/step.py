@@ -31,6 +31,7 @@ from fsdp_mlir.frontdoor.together import (
     Calls,
     NoPlan,
     has_no_plan,
+    told_as,
     warn_of_fallback,
 )
 from fsdp_mlir.frontdoor.varying import Varying
@@ -516,15 +517,12 @@ class Step(SavedState):
             if varies and has_no_plan(error):
                 self._varying.fix(request, library, error)
             repeats = varies or isinstance(error, CountedError)
-            if not repeats or _told(error) not in self._told:
+            if not repeats or told_as(error) not in self._told:
                 self._without_plan(error)
-            if key not in self._cache:
-                self._settling.tried(None)
-            self._cache[key] = None
-            return None
-        self._settling.tried(compiled)
+            compiled = None
+        self._settling.tried(key, compiled, self._cache)
         self._cache[key] = compiled
-        if compiled.session.evaluates:
+        if compiled is not None and compiled.session.evaluates:
             form = self._evaluation_form(microbatches[0])
             another = self._several_evaluators.another(form) if beside else None
             for each in [] if another else self._several_evaluators.keys(form)[1:]:
@@ -563,7 +561,7 @@ class Step(SavedState):
                 f"{error}; without a plan '{(missing or ['optimizer'])[0]}' of the config is not "
                 "there"
             ) from error
-        self._told.add(_told(error))
+        self._told.add(told_as(error))
         warn_of_fallback(self._rendezvous.rank, type(self._model).__name__, error)
 
     def _outside(self, params: list[nn.Parameter]) -> str:
@@ -599,8 +597,3 @@ class Step(SavedState):
     def _take_gradients(self, compiled: Compiled) -> None:
         assert self._plans.trained is not None
         self._plans.trained.add_gradients(compiled.session.take_gradients())
-
-
-def _told(error: Exception) -> str:
-    """What is not to be said twice."""
-    return error.path if isinstance(error, CountedError) else str(error)

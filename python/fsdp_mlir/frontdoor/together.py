@@ -14,7 +14,7 @@ import xxhash
 
 from fsdp_mlir.step import batches
 from fsdp_mlir.support import build
-from fsdp_mlir.support.errors import CaptureError, CompileError, warn
+from fsdp_mlir.support.errors import CaptureError, CompileError, CountedError, warn
 
 EXCHANGE_SECONDS = 300
 
@@ -150,3 +150,8 @@ def warn_of_fallback(rank: int, what: str, error: Exception) -> None:
         reason = " ".join(str(error).split())
         shown = reason if len(reason) <= 400 else reason[:400] + "…"
         warn(f"{what} runs as FSDP2 does, without a plan: {shown}")
+
+
+def told_as(error: Exception) -> str:
+    """What is not to be said twice."""
+    return error.path if isinstance(error, CountedError) else str(error)

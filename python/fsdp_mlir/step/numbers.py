@@ -424,7 +424,7 @@ class Numbers:
         except Exception as error:
             if self._refusal is not None and not isinstance(error, Refused):
                 raise Refused(*self._refusal) from error
-            if self._known and isinstance(error, Exception) and not isinstance(error, CaptureError):
+            if self._known and not isinstance(error, CaptureError):
                 formula, text = next(iter(self._known.values()))
                 raise Refused(text, names_in(formula)) from error
             raise
