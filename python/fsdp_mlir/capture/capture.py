@@ -27,6 +27,7 @@ from fsdp_mlir.modules.others import Others, Revised
 from fsdp_mlir.modules.place import Place
 from fsdp_mlir.modules.sharding import Shown
 from fsdp_mlir.record.graph import ReliedOn
+from fsdp_mlir.record.graph_breaks import GraphBreaks
 from fsdp_mlir.record.operators import qualified
 from fsdp_mlir.record.recording import record
 from fsdp_mlir.step.assumed import Assumption, Outcomes
@@ -36,6 +37,8 @@ from fsdp_mlir.step.numbers import Refused, Taken
 from fsdp_mlir.step.outputs import no_counts
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes, TrainingStep
 from fsdp_mlir.support.errors import (
+    AssertsError,
+    BreakError,
     CaptureError,
     EvaluationError,
     NumberError,
@@ -137,7 +140,11 @@ class CaptureSummary:
                 recording.written,
                 overwrites=recording.overwrites,
             ),
-            assumption=Assumption(view.step.assumed, frozenset(recording.written - slots)),
+            assumption=Assumption(
+                view.step.assumed,
+                frozenset(recording.written - slots),
+                tuple(view.asked.breaks.made.values()) if view.asked.breaks else (),
+            ),
         )
 
     def __str__(self) -> str:
@@ -171,6 +178,14 @@ def _proven(asked: Asked) -> proof.Checked:
             fixed[error.evaluating] = len(error.known)
             assume[error.evaluating] = error.known
             asked = replace(asked, assume=tuple(assume))
+        except BreakError as error:
+            guessed += 1
+            if not error.learned or guessed == _MOST_GUESSES:
+                assert asked.breaks is not None
+                asked.breaks.refuse()
+                raise
+        except AssertsError:
+            asked = replace(asked, assumes_asserted=True)
         except EvaluationError as error:
             warn(f"evaluations run as FSDP2 does: {error}")
             asked = replace(asked, evaluation=False)
@@ -321,6 +336,7 @@ def capture(
     unread: Sequence[str] = (),
     assume: bool | Outcomes = True,
     counting: bool = False,
+    breaks: GraphBreaks | None = None,
 ) -> CaptureSummary:
     """Captures the training step `model(*args, **kwargs)` → loss → gradients, and writes `path`.
 
@@ -387,6 +403,8 @@ def capture(
     `growing`: the places of lists that it appends to.
     `counting`: what is left in the places of `held` may follow from what the step computes, for
     callers that run one microbatch at a time (`counts` of the result).
+    `breaks`: the modules that may run in Python, in the middle of the step, for callers that run it
+    in this process and see to it that they do what is expected (`assumption` of the result).
 
     Raises CaptureError, and then writes nothing; OSError if a file cannot be written, or would
     replace `config`. The model is unchanged in any case.
@@ -414,6 +432,7 @@ def capture(
         unread=unread,
         assume=((), ()) if assume is True else assume or None,
         counting=counting,
+        breaks=breaks,
     )
     if asked.path.suffix == ".safetensors":
         raise CaptureError(f"'{path}': expected another suffix, as the weights beside it have this")

@@ -36,7 +36,7 @@ from fsdp_mlir.support.errors import (
     source_of,
     warn,
 )
-from fsdp_mlir.support.layouts import laid_out_copy
+from fsdp_mlir.support.layouts import bytes_of, laid_out_copy
 from fsdp_mlir.view.gathered import Gathered
 from fsdp_mlir.view.model_view import ModelView
 
@@ -158,11 +158,11 @@ def equal_bits(left: Tensor, right: Tensor) -> bool:
 
 def _bits(tensor: Tensor) -> str:
     """A hash of dtype, shape and elements."""
-    data = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    data = tensor.detach().resolve_conj().resolve_neg()
     if data.is_floating_point():
         data = torch.where(data.isnan(), torch.full_like(data, float("nan")), data)
-    raw = data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b""
-    return f"{tensor.dtype}{list(tensor.shape)}{xxhash.xxh3_128_hexdigest(raw)}"
+    digest = xxhash.xxh3_128_hexdigest(bytes_of(data).numpy())
+    return f"{tensor.dtype}{list(tensor.shape)}{digest}"
 
 
 def _result(
@@ -304,6 +304,11 @@ class _Graph:
             self._values[f"b{index}"] = laid_out_copy(_on_cpu(tensor))
 
     def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
+        # Modules that run in Python may leave something there.
+        with _unchanged(self._recording.view, []):
+            return self._steps(batches, tape)
+
+    def _steps(self, batches: list[list[Tensor]], tape: _Tape | None) -> list[_Bits]:
         recording, view = self._recording, self._recording.view
         _seed(recording)
         names = [recording.loss, *recording.gradients.values()]
@@ -311,6 +316,8 @@ class _Graph:
         for batch in batches:
             inputs = {f"i{i}": laid_out_copy(tensor) for i, tensor in enumerate(batch)}
             loss, *gradients = replay(recording.trace, self._values | inputs, names, tape)
+            for each in view.asked.breaks.made.values() if view.asked.breaks else ():
+                each.check()
             if tape is not None:
                 tape.end_step()
             named = {

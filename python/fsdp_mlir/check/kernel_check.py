@@ -13,6 +13,7 @@ from torch import Tensor
 from fsdp_mlir.record.graph import Node, TensorType, split_arguments
 from fsdp_mlir.record.known import flat_tensors
 from fsdp_mlir.support.errors import located
+from fsdp_mlir.support.layouts import bytes_of
 
 
 def checked_call(node: Node, values: list[Any]) -> Any:
@@ -101,8 +102,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    data = tensor.detach().contiguous().reshape(-1)
-    return data.view(torch.uint8).numpy().tobytes() if data.numel() else b""
+    return bytes_of(tensor).numpy().tobytes()
 
 
 def _range(tensor: Tensor) -> tuple[int, int]:

@@ -25,11 +25,14 @@ from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record import collectives
 from fsdp_mlir.record.generators import Drawn, untouched_generators
 from fsdp_mlir.record.graph import Node, Ref, Trace
+from fsdp_mlir.record.graph_breaks import is_break
 from fsdp_mlir.record.operators import is_foreign
 from fsdp_mlir.record.recording import Recorded, Recording, record_once
 from fsdp_mlir.record.trace import ASSERTIONS
 from fsdp_mlir.support.errors import (
     STOPS,
+    AssertsError,
+    BreakError,
     CaptureError,
     CountedError,
     EvaluationError,
@@ -123,7 +126,7 @@ def check(recorded: Recorded) -> Checked:
     if checked:
         try:
             checked = eager_check.run(recording)
-        except OtherwiseError:
+        except (OtherwiseError, BreakError):
             raise
         except CaptureError as error:
             if cached and begun:
@@ -131,6 +134,11 @@ def check(recorded: Recorded) -> Checked:
             raise
         finally:
             before.restore()  # the recorded calls draw from the model's generators
+    if not checked and view.asked.breaks is not None and view.asked.breaks.made:
+        raise located(
+            source_of(view.model),
+            "a module is to run in Python, and the step could not be compared with eager PyTorch",
+        )
     if cached and (not checked or eager_check.each_alone(recording)):
         error = located(
             source_of(view.model),
@@ -176,7 +184,10 @@ def _check_assumed(recording: Recording) -> None:
         return
     others = view.asked.others is not None and view.asked.others.called
     fails = any(each.may_fail for each in view.step.assumed)
-    fails |= any(is_foreign(node.func) for node in nodes)
+    fails |= any(is_foreign(node.func) and not is_break(node.func) for node in nodes)
+    asserts = any(node.func in ASSERTIONS for node in nodes)
+    if errors and asserts and not others and not view.asked.assumes_asserted:
+        raise AssertsError(str(errors[0]))
     if errors and (others or fails):
         raise errors[0]
 

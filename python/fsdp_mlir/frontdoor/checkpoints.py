@@ -30,6 +30,7 @@ from fsdp_mlir.state import forms
 from fsdp_mlir.state.optimizer_state import OptimizerState
 from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import warn
+from fsdp_mlir.support.layouts import bytes_of
 from fsdp_mlir.support.plain_data import decoded, encoded
 
 _STATE = "optimizer.state."
@@ -490,7 +491,7 @@ def _copy(parts: Sequence[tuple[str, DTensor]], world_size: int) -> list[Any]:
         if len(ranks) < world_size:
             group = ranks
             found.update(f"{name} {part.dtype} {list(part.shape)}\n".encode())
-            found.update(_plain(part.to_local()).reshape(-1).view(torch.uint8).numpy())
+            found.update(bytes_of(_plain(part.to_local())).numpy())
     return [group, group.index(dist.get_rank()), found.hexdigest()] if group else []
 
 

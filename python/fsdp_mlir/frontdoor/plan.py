@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fsdp_mlir.frontdoor.planning import Captured
+from fsdp_mlir.frontdoor.together import COMPILE, OTHER_VALUES, READY
 from fsdp_mlir.frontdoor.unchanged import Unchanged, as_before
 from fsdp_mlir.modules.left import Leaving
 from fsdp_mlir.modules.place import Place
@@ -19,7 +20,7 @@ from fsdp_mlir.state.trained import Bound
 from fsdp_mlir.step.batches import tensors
 from fsdp_mlir.step.nested import shares
 from fsdp_mlir.support.generators import set_states, states, undone
-from fsdp_mlir.support.layouts import storage_of
+from fsdp_mlir.support.layouts import bytes_of, storage_of
 
 # Elements of a source that a plan relies on, and sets of such sources that are known to serve.
 _SMALL = 64
@@ -27,6 +28,9 @@ _MOST_SEEN = 256
 
 # Plans of one model, as torch.compile's limit of recompilations.
 LIMIT = 8
+
+# What a rank says of a run that is in vain, as a module in Python has done something else.
+BROKEN = OTHER_VALUES
 
 
 @dataclass(eq=False)
@@ -120,7 +124,7 @@ class Compiled:
 
     def _served(self, relied_on: Sequence[Reliance], sources: Mapping[str, Tensor]) -> bool:
         small = {
-            name: x.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            name: bytes_of(x).numpy().tobytes()
             for name in dict.fromkeys(x for each in relied_on for x in each.outside)
             if (x := sources.get(name)) is not None and 0 < x.numel() <= _SMALL
         }
@@ -204,6 +208,8 @@ class Compiled:
         tensors += [x for name in assumption.written if (x := self.bound.buffer(name)) is not None]
         kept = [(tensor, tensor.clone()) for tensor in tensors]
         generator = torch.get_rng_state()
+        for each in assumption.breaks:
+            each.begin()
 
         def undo() -> None:
             torch.set_rng_state(generator)
@@ -222,6 +228,14 @@ class Compiled:
             return []
         now = assumed.now(self.captured.numbers.of(self._next[0]))
         return [] if now == assumed.outcomes else now
+
+    def broken(self) -> int:
+        """What a rank says of the modules that have run in Python: BROKEN if one has done something
+        else than it was seen to do, COMPILE if another capture would have that, or READY."""
+        failed = [each for each in self.captured.assumption.breaks if each.failed]
+        if all(each.learned for each in failed):
+            return COMPILE if failed else READY
+        return BROKEN
 
     def leave(self, microbatches: int) -> None:
         """After a step: puts what its forward leaves in Python in place."""

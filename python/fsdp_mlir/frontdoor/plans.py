@@ -357,6 +357,7 @@ class Plans:
             "unread": request.unread,
             "counting": request.counting,
             "assume": request.assume or False,
+            "breaks": request.breaks,
             "data_ranks": self._group,
         }
         recipe = Recipe(

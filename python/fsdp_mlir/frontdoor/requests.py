@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.modules import sharding, weights
 from fsdp_mlir.modules.place import Place
+from fsdp_mlir.record.graph_breaks import GraphBreaks
 from fsdp_mlir.state import optimizers
 from fsdp_mlir.step.assumed import Outcomes
 from fsdp_mlir.step.batches import Batch, Inputs
@@ -32,8 +33,8 @@ class Request:
     config besides those of fully_shard. The losses of its microbatches go to `each`. `numbers`: the
     names of those inputs that are numbers of each call; `held`: the places of further ones, by
     their names, and `growing` those of lists that it appends to; `unread`: names of what the step
-    may not read; `assume`, `counting`: of `capture`; `place`: how many plans there are for other
-    numbers."""
+    may not read; `assume`, `counting`, `breaks`: of `capture`; `place`: how many plans there are
+    for other numbers."""
 
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
@@ -48,6 +49,7 @@ class Request:
     unread: tuple[str, ...] = ()
     assume: Outcomes | None = None
     counting: bool = False
+    breaks: GraphBreaks | None = None
     place: int = 0
 
     @property
@@ -180,6 +182,7 @@ class Requests:
         place: int,
         is_example: bool,
         assume: Outcomes | None,
+        breaks: GraphBreaks,
     ) -> Request:
         batch, count = microbatches[0], len(microbatches)
         values = list(batch.values())
@@ -198,6 +201,7 @@ class Requests:
             growing=self._inputs.growing if alone else {},
             unread=self._inputs.unread,
             assume=assume if alone else None,
+            breaks=breaks if alone and assume is not None else None,
             counting=alone,
             place=place,
         )

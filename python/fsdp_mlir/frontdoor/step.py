@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from fsdp_mlir.frontdoor import around
 from fsdp_mlir.frontdoor.assuming import Assuming
+from fsdp_mlir.frontdoor.breaking import Breaking
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
 from fsdp_mlir.frontdoor.plans import Plans
@@ -124,6 +125,7 @@ class Step(SavedState):
         self._calls = Calls()
         can_assume = falls_back and fallback == "eager" and not config.get("grad_scaler")
         self._assuming = Assuming(self._calls, plans, can=can_assume)
+        self._breaking = Breaking(model, plans, rendezvous.rank)
         self._told: set[str] = set()  # why a call had no plan
         self._result = _Result()
         try:
@@ -196,7 +198,8 @@ class Step(SavedState):
             if (result := self._train(compiled, microbatches)) is not None:
                 self._take_gradients(compiled)
                 return compiled.returned(result.loss)
-        (value,) = eager.backward(self._eager(batch), [list(batch.values())])
+        with self._breaking.observed():
+            (value,) = eager.backward(self._eager(batch), [list(batch.values())])
         return self._returned(value)
 
     def accumulate(self, microbatches: Sequence[Example]) -> list[Any]:
@@ -455,9 +458,9 @@ class Step(SavedState):
             compiled.session.take_gradients()
             if self._assuming.guesses_again(key):
                 del self._cache[key]
-            elif self._assuming.gives_up(key):
+            elif why := self._assuming.gives_up(key):
                 self._cache[key] = None
-                self._say("what the step computes decides a branch, and hardly ever as it did")
+                self._say(why)
             return None
         compiled.leave(len(microbatches))
         compiled.take(microbatches)
@@ -501,8 +504,10 @@ class Step(SavedState):
             place=place,
             is_example=is_example,
             assume=self._assuming.asked(key),
+            breaks=self._breaking.breaks,
         )
         library = self._config.get("optimizer", {}).get("library", "")
+        self._breaking.breaks.begin()
         try:
             compiled = self._plans.compile(request, library)
         except Exception as error:
@@ -510,6 +515,8 @@ class Step(SavedState):
                 if request.assume is not None and self._assuming.count(error):
                     raise Refused(str(error), ()) from error
                 if self._settling.begins(key, error, self._cache):
+                    return None
+                if request.breaks is not None and self._breaking.begins(error):
                     return None
                 if self._varying.count(error):
                     raise Refused(str(error), ()) from error
@@ -522,6 +529,8 @@ class Step(SavedState):
             compiled = None
         self._settling.tried(key, compiled, self._cache)
         self._cache[key] = compiled
+        if compiled is not None and compiled.captured.assumption.breaks:
+            self._breaking.tell()
         if compiled is not None and compiled.session.evaluates:
             form = self._evaluation_form(microbatches[0])
             another = self._several_evaluators.another(form) if beside else None
@@ -581,12 +590,13 @@ class Step(SavedState):
 
     def _eager_step(self, microbatches: list[dict[str, Any]]) -> Any:
         options = {key: self._config.get(key, True) for key in OF_LOOP[1:]}
-        values = eager.backward(
-            self._eager(microbatches[0]),
-            [list(batch.values()) for batch in microbatches],
-            reduce_each=options["reduce_each_microbatch"],
-            all_reduce_each=options["all_reduce_each_microbatch"],
-        )
+        with self._breaking.observed():
+            values = eager.backward(
+                self._eager(microbatches[0]),
+                [list(batch.values()) for batch in microbatches],
+                reduce_each=options["reduce_each_microbatch"],
+                all_reduce_each=options["all_reduce_each_microbatch"],
+            )
         self.update()
         return self._returned(values[0]) if len(values) == 1 else eager.mean_loss(values)
 

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from fsdp_mlir.modules import sharding
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import CaptureError, SourceMap, located
+from fsdp_mlir.support.layouts import bytes_of
 from fsdp_mlir.support.threads import while_recorded
 
 _collectives = torch.ops._c10d_functional
@@ -370,7 +371,7 @@ def _is_stale(record: FSDPParam) -> bool:
     begin = min(rank * record.padded_sharded_param_size[dim], record._orig_size[dim])
     with torch.no_grad():
         rows = record._unsharded_param.narrow(dim, begin, own.shape[dim])
-        both = (each.reshape(-1).view(torch.uint8) for each in (rows, own.to(rows.dtype)))
+        both = map(bytes_of, (rows, own.to(rows.dtype)))
         return not torch.equal(*both)
 
 

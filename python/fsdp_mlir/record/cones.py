@@ -7,17 +7,19 @@ is computed from floats or held as a buffer, are computed when a call's result d
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch._prims_common import make_contiguous_strides_for
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fsdp_mlir.record.draws import is_draw
 from fsdp_mlir.record.graph import Node, Ref, Reliance, TensorType, Trace, written_arguments
+from fsdp_mlir.record.graph_breaks import is_break
 from fsdp_mlir.support.formulas import Formula
 
 aten = torch.ops.aten
@@ -179,9 +181,14 @@ class Cones:
         return _is_exact(value) or self.is_exact(name)
 
     def is_exact(self, name: str) -> bool:
-        """Whether a value follows from integers and bools alone, and not from parameters."""
-        sources = [self._sources.get(each) for each in self._cone(name)[1]]
-        return all(x is not None and _is_exact(x) for x in sources)
+        """Whether a value follows from integers and bools alone, and not from parameters. Those of
+        a graph break are what the model's code has made of data, as those of an input are."""
+        calls, outside = self._cone(name, until=is_break)
+        sources = [self._sources.get(each) for each in outside]
+        made = (kind for node in calls if is_break(node.func) for kind in node.types)
+        return all(kind is not None and not kind.dtype.is_floating_point for kind in made) and all(
+            x is not None and _is_exact(x) for x in sources
+        )
 
     def dtype(self, name: str) -> torch.dtype | None:
         """That of a value, if it is known."""
@@ -235,15 +242,19 @@ class Cones:
         storage = self._storage(tensor)
         return storage in self._relied_on and not (self._rereads and self._relied_on[storage])
 
-    def _cone(self, *names: str) -> tuple[list[Node], set[str]]:
+    def _cone(
+        self, *names: str, until: Callable[[OpOverload], bool] = lambda _: False
+    ) -> tuple[list[Node], set[str]]:
         """The calls, in order, also those that write the memory of such values, and the names of
-        what they take that no call makes."""
+        what they take that no call makes, without those of calls `until` which it goes."""
         wanted, calls = set(names), []
         storages = {self._storages.get(name) for name in names}
         for node in reversed(self._trace.nodes):
             if wanted.isdisjoint(_results([node])) and storages.isdisjoint(self._written(node)):
                 continue
             calls.append(node)
+            if until(node.func):
+                continue
             taken = {ref.name for ref in _refs(node.args)}
             wanted |= taken
             storages |= {self._storages.get(name) for name in (*taken, *_results([node]))}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from fsdp_mlir.record.cones import Cones
@@ -36,10 +37,16 @@ _WITH_PLACES = {
     *(aten.max, aten.min, aten.topk, aten.sort, aten.median, aten.nanmedian, aten.mode),
     *(aten.kthvalue, aten.cummax, aten.cummin),
 }
+_JOINING = {aten.cat, aten.stack}
 _KEEPING = {
     *(aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.squeeze, aten.unsqueeze),
     *(aten.transpose, aten.permute, aten.t, aten.select, aten.slice, aten.unbind, aten.split),
-    *(aten.clone, aten.detach, aten.alias, aten.lift_fresh, aten.flatten),
+    *(aten.clone, aten.detach, aten.alias, aten.lift_fresh, aten.flatten, aten.repeat),
+}
+# By their own functions, for each: no code makes these places.
+_OF_POOLS = {
+    aten.max_pool2d_with_indices_backward: aten.max_pool2d_with_indices,
+    aten.max_pool3d_with_indices_backward: aten.max_pool3d_with_indices,
 }
 
 
@@ -52,7 +59,8 @@ def may_fail(trace: Trace, cones: Cones) -> bool:
         (_named(node).startswith(_OF_VALUES) and not _named(node).startswith(_SAFE))
         or (node.func in ASSERTIONS and not within.holds(node))
         or not all(
-            cones.is_exact(name) or within.has(name, size) for name, size in _places(node, cones)
+            cones.is_exact(name) or within.has(name, size)
+            for name, size in (() if within.pooled(node) else _places(node, cones))
         )
         for node in trace.nodes
     )
@@ -102,12 +110,11 @@ class _Within:
         for node in trace.nodes:
             for name in (each for out in node.outs for each in _names(out)):
                 self._made.setdefault(name, node)  # what is written in place keeps its name
-        self._written = {
-            self._root(each.name)
-            for node in trace.nodes
-            for each in tree_leaves(written_arguments(node.func, node.args))
-            if isinstance(each, Ref)
-        }
+        self._written: dict[str, list[Node]] = {}
+        for node in trace.nodes:
+            for each in tree_leaves(written_arguments(node.func, node.args)):
+                if isinstance(each, Ref):
+                    self._written.setdefault(self._root(each.name), []).append(node)
 
     def _root(self, name: str) -> str:
         """The value of which that is a view, or a copy."""
@@ -142,28 +149,60 @@ class _Within:
 
     def has(self, name: str, end: int) -> bool:
         """Whether all of its elements are from 0 to below `end`."""
+        return 0 < self._end(name) <= end
+
+    def pooled(self, node: Node) -> bool:
+        """Whether a call in backward has the places that forward has found."""
+        packet = node.func.overloadpacket
+        forward = _OF_POOLS.get(packet)
+        made = forward and self._made_by(node.args[-1], forward.default)
+        return made is not None and node.args[1:7] == made.args[:6]
+
+    def _end(self, name: str) -> int:
+        """What is above all elements, none of which is negative; 0 if that is not known."""
+        end = self._end_when_made(name)
+        for node in self._written.get(self._root(name), ()) if end else ():
+            terms = node.func is aten.add_.Tensor and node.args[2] == 1 and node.args[1]
+            added = self._known(terms.name) if isinstance(terms, Ref) else 0
+            if not added:
+                return 0
+            end += added - 1
+        return end
+
+    def _end_when_made(self, name: str) -> int:
         node = self._made.get(name)
-        if node is None or self._root(name) in self._written:
-            return False
-        taken = node.args[0]
+        if node is None:
+            return 0
+        packet, taken = node.func.overloadpacket, node.args[0]
+        if packet in _JOINING and isinstance(taken, list):
+            ends = [self._end(x.name) if isinstance(x, Ref) else 0 for x in taken]
+            return max(ends) if all(ends) else 0
         if not isinstance(taken, Ref):
-            return False
-        if node.func.overloadpacket in _KEEPING:
-            return self.has(taken.name, end)
-        if node.func.overloadpacket is aten._to_copy:
-            return self._cones.dtype(name) in (torch.int64, torch.int32) and self.has(
-                taken.name, end
-            )
+            return 0
+        if node.func is aten.add.Tensor and isinstance(node.args[1], Ref) and node.args[2] == 1:
+            terms = [self._end(x.name) or self._known(x.name) for x in node.args[:2]]
+            return sum(terms) - 1 if all(terms) else 0
+        if packet in _KEEPING or packet is aten.add_:  # of the same root
+            return self._end_when_made(taken.name)
+        if packet is aten._to_copy:
+            is_long = self._cones.dtype(name) in (torch.int64, torch.int32)
+            return self._end(taken.name) if is_long else 0
         kind = self._cones.type(taken.name)
         are_places = _OF_PLACES if len(node.outs) == 1 else _WITH_PLACES
-        packet = node.func.overloadpacket
         if packet not in are_places or name != node.outs[-1] or kind is None:
-            return False
+            return 0
         names = [formal.name for formal in node.func._schema.arguments]
         dim = node.args[names.index("dim")] if "dim" in names else None
         along = kind.shape[dim] if isinstance(dim, int) and kind.shape else 0
-        count = torch.Size(kind.shape).numel() if dim is None else along
-        return 0 < count <= end
+        return torch.Size(kind.shape).numel() if dim is None else along
+
+    def _known(self, name: str) -> int:
+        """The same of a value that each step has."""
+        value = self._cones.value(name, literal=True)
+        if value is None or value.dtype not in (torch.int64, torch.int32) or not value.numel():
+            return 0
+        with _disable_current_modes():
+            return int(value.max()) + 1 if int(value.min()) >= 0 else 0
 
 
 def _names(out: str | list[str]) -> list[str]:

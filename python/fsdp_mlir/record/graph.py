@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from fsdp_mlir.support.errors import Location
 from fsdp_mlir.support.formulas import Formula, value_of
+from fsdp_mlir.support.layouts import bytes_of
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Reliance:
         [value] = values
         if self.by_count:
             return str(int(value.count_nonzero()))
-        return xxhash.xxh3_128_hexdigest(value.contiguous().view(-1).view(torch.uint8).numpy())
+        return xxhash.xxh3_128_hexdigest(bytes_of(value).numpy())
 
     def holds(self, sources: Mapping[str, Tensor], generator: Tensor | None = None) -> bool:
         """Whether these tensors give the same."""

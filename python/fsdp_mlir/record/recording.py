@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType
@@ -177,7 +177,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
 
         def graph_of(loss: Tensor) -> BackwardGraph | None:
             exchanges = (others is not None and others.called) or any(x.spec for x in view.params)
-            unknown = hooks.any or recorder.trace.kernels or exchanges
+            breaks = view.asked.breaks is not None and view.asked.breaks.made
+            unknown = hooks.any or recorder.trace.kernels or exchanges or breaks
             return None if unknown else BackwardGraph.of(loss, fake.params)
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...] | None:
@@ -186,6 +187,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             _check_no_gradients(fake, "forward")
             if others is not None:
                 others.check(loss)
+            if view.asked.breaks is not None:
+                view.asked.breaks.settle(loss)
             graph = graph_of(loss)
             if first and first.backward and graph == first.backward.graph:
                 backward = first.backward
@@ -219,6 +222,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             following,
             view.step.holding(fake.slots),
             noted_draws() as drawn,
+            nullcontext() if view.asked.breaks is None else view.asked.breaks.recorded(),
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()
@@ -406,6 +410,7 @@ def _recorder(
         defers=lambda: view.step.defers,
         rereads=assumes and compares,  # a step of one microbatch
         generator=None if evaluates or view.asked.device.type != "cpu" else view.asked.generator,
+        assumes_asserted=assumes and compares and view.asked.assumes_asserted,
     )
     for index, (param, leaf) in enumerate(zip(view.params, fake.params, strict=True)):
         recorder.bind_state(param, local(leaf), f"p{index}", parameter=True)

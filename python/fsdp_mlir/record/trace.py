@@ -68,7 +68,7 @@ from fsdp_mlir.support.errors import (
     prefixed,
     short_path,
 )
-from fsdp_mlir.support.layouts import placeholder
+from fsdp_mlir.support.layouts import bytes_of, placeholder
 from fsdp_mlir.view.device import Device
 
 aten = torch.ops.aten
@@ -97,7 +97,8 @@ class Recorder(TorchDispatchMode):
     `bind` names the graph's inputs, and says what they stand for; constants take the names
     b{first_constant}…. The step is for tensors on `device`. With `asserts` it stops where a number
     that it relies on is another one. Where the step `defers`, a number that it would rely on is
-    a NumberError. It may write what it relies on if a caller `rereads` that before each run. Raises
+    a NumberError. What the code asserts may be what a caller assumes. It may write what it relies
+    on if a caller `rereads` that before each run. Raises
     CaptureError, with the model's line, for a call that has no static form.
     """
 
@@ -121,8 +122,10 @@ class Recorder(TorchDispatchMode):
         defers: Callable[[], bool] = lambda: False,
         rereads: bool = False,
         generator: Tensor | None = None,
+        assumes_asserted: bool = False,
     ) -> None:
         super().__init__()
+        self._assumes_asserted = assumes_asserted
         self._asserts, self._defers, self._rereads = asserts, defers, rereads
         self._results = results or FakeResults()
         self._target, self._device = device, device.type
@@ -381,6 +384,10 @@ class Recorder(TorchDispatchMode):
         frame = model_frame()
         catches = self._rereads and not is_librarys(frame.f_code.co_filename)  # the user's loop may
         wanted = demanded(frame, asserts=catches) if asserts else None
+        if wanted is not None and self._assumes_asserted:
+            undecided = self._undecided(func, fakes, origin)
+            undecided.expected = wanted
+            raise undecided
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted
@@ -428,7 +435,11 @@ class Recorder(TorchDispatchMode):
             text = f"a branch or a size on a random draw ('{draws[0].func}'{where}) {why}"
             error = DrawnError(prefixed(origin.location, text))
         if func is aten._local_scalar_dense.default:
-            error.most = self.cones.most(self._names.get(id(fakes[0]), ""))
+            name = self._names.get(id(fakes[0]), "")
+            error.most = self.cones.most(name)
+            made = next((node for node in self.trace.nodes[::-1] if name in node.outs), None)
+            if made is not None and made.func.overloadpacket is aten.all:
+                error.expected = True  # as that of isfinite()
         return error
 
     def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
@@ -512,7 +523,7 @@ class Recorder(TorchDispatchMode):
         The copy keeps the constant from being changed in place by the step.
         """
         with _disable_current_modes():
-            data = bytes(tensor.reshape(-1).view(torch.uint8).numpy())  # of any dtype
+            data = bytes(bytes_of(tensor).numpy())  # of any dtype
             key = (tensor.dtype, tensor.shape, data)
         constant = self._literals.get(key)
         if constant is None:

@@ -129,6 +129,8 @@ class Assumed:
 def _likely(item: Item) -> bool:
     """A guess: that a tensor is false, such as what says that there are infinities or that a loop
     goes on, and that a number is 1."""
+    if (expected := item.error.expected) is not None:
+        return expected
     if item.formula[0] == "item":
         return False
     try:
@@ -150,10 +152,12 @@ def _assert(item: Item, outcome: bool) -> None:
 @dataclass(frozen=True)
 class Assumption:
     """What a captured step assumes in training and in evaluation, the buffers and constants that it
-    writes, but for slots, and whether the step of any rank assumes something."""
+    writes, but for slots, its graph breaks, whose modules may do something else, and whether the
+    step of any rank assumes something."""
 
     modes: tuple[Assumed, ...] = ()
     written: frozenset[str] = frozenset()
+    breaks: tuple[Any, ...] = ()
     anywhere: tuple[bool, bool] = (False, False)
 
     def of(self, *, evaluation: bool) -> Assumed | None:
@@ -170,4 +174,4 @@ class Assumption:
     def here(self) -> tuple[bool, bool]:
         """Whether it does in each mode."""
         training, evaluation = (self.of(evaluation=each) is not None for each in (False, True))
-        return training, evaluation
+        return training or bool(self.breaks), evaluation

@@ -33,10 +33,14 @@ STOPS = "the data decide otherwise than those that the step was captured with: "
 class CaptureError(RuntimeError):
     """A model, or its arguments, cannot be captured. The message is one line. Of an integer that
     cannot be read, `most` is a bound of its magnitude, if one is known. `casts`: a call of `float`
-    or `int` could not read it."""
+    or `int` could not read it. `within`: the modules whose calls it has left, the innermost first,
+    if somebody asks for them. Of a truth value, `expected` is what it probably is, or what an
+    assertion demands."""
 
     most: int | None = None
     casts = False
+    expected: bool | None = None
+    within: tuple[torch.nn.Module, ...] = ()
 
 
 class FirstStepError(CaptureError):
@@ -80,6 +84,17 @@ class NumberError(CaptureError):
 
 class AssumesError(CaptureError):
     """The step assumes something, and the plan that was asked for cannot be put back."""
+
+
+class AssertsError(CaptureError):
+    """An assertion would end a step that could have gone another way."""
+
+
+class BreakError(CaptureError):
+    """A module that runs in Python does not do what it was seen to do. `learned`: what it does is
+    known now, and another recording has it."""
+
+    learned = False
 
 
 class OtherwiseError(CaptureError):

@@ -75,6 +75,14 @@ def view_strides(tensor: Tensor, shape: Sequence[int]) -> Strides:
         return strides
 
 
+def bytes_of(tensor: Tensor) -> Tensor:
+    """The elements as bytes, in their order, which may share memory with the tensor."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.numel() == 1:  # of any stride
+        flat = flat.as_strided((1,), (1,))
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
+
+
 def storage_of(tensor: Tensor) -> int:
     """Identifies its storage, as long as that exists; 0 for a sparse tensor."""
     if tensor.layout is not torch.strided:

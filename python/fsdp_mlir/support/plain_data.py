@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fsdp_mlir.support.layouts import bytes_of
+
 _TUPLE, _DICT, _COUNTER = "$tuple", "$dict", "$counter"
 _BYTES, _FLOAT, _TENSOR = "$bytes", "$float", "$tensor"
 _NUMBER, _ARRAY = "$number", "$array"
@@ -42,8 +44,8 @@ def encoded(value: Any, where: str) -> Any:
     if type(value) is bytes:
         return {_BYTES: b64encode(value).decode()}
     if type(value) in (Tensor, nn.Parameter):
-        plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        data = plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        plain = value.detach().resolve_conj().resolve_neg().cpu()
+        data = bytes_of(plain).numpy().tobytes()
         dtype = str(plain.dtype).removeprefix("torch.")
         return {_TENSOR: [dtype, list(plain.shape), b64encode(data).decode()]}
     if isinstance(value, (np.generic, np.ndarray)) and value.dtype.kind in _KINDS:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,25 @@ from fsdp_mlir.step.items import Relied
 from fsdp_mlir.step.training_step import Loss, OutputsOfModes
 from fsdp_mlir.support.errors import CaptureError
 from fsdp_mlir.view.device import Device
+
+
+class Breaks(Protocol):
+    """record.graph_breaks.GraphBreaks."""
+
+    made: Mapping[int, Any]
+
+    def recorded(self) -> AbstractContextManager[None]:
+        """In the body, which records a step, some modules are calls."""
+        raise NotImplementedError
+
+    def refuse(self) -> None:
+        """After a capture in which a call did something else."""
+        raise NotImplementedError
+
+    def settle(self, loss: Tensor) -> None:
+        """At the end of forward."""
+        raise NotImplementedError
+
 
 Factory = Callable[[], nn.Module]
 
@@ -48,11 +68,13 @@ class Asked:
     unread: Sequence[str]
     assume: Outcomes | None
     counting: bool
+    breaks: Breaks | None = None
     relied: Relied = frozenset()  # places where code needs the numbers that it reads
     # Those that are numbers of each step, and what this one has drawn; None if it draws, and what
     # does not matter to the step.
     draws: DrawsOfModes | None = ((), ())
     drawn: Mapping[str, Any] = field(default_factory=dict)
+    assumes_asserted: bool = False  # where the code asserts something
     casts: CaptureError | None = None  # without casts of numbers of each step
     # The state of PyTorch's, before the step.
     generator: Tensor = field(default_factory=torch.default_generator.get_state)

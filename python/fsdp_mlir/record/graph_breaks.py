@@ -1,0 +1,395 @@
+"""Graph breaks: modules that run in Python, in the middle of a plan, because no plan can have them.
+
+What such a module does follows from data: which tokens an expert gets, which box belongs to which
+object. If its results have one form, the step has a call in its place, whose kernel calls the
+module on the operands, and keeps autograd's graph for the call in backward. A run that does
+anything else than it was seen to do says so (`failed`): its results mean nothing, and whoever has
+run the step makes it anew without a plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import Node
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+from fsdp_mlir.record.python_run import Run
+from fsdp_mlir.record.seen_call import Form, Signature, seen, signature_of, tensors_alive
+from fsdp_mlir.support.autograd import nodes_from
+from fsdp_mlir.support.errors import BreakError, CaptureError, calls_the_model, prefixed, source_of
+
+calls_the_model(__file__)
+
+_NAMESPACE = "fsdp_mlir"
+_LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
+_SCHEMA = "(Tensor[] operands, int number) -> Tensor[]"
+_LIBRARY.define(f"graph_break{_SCHEMA}")
+_LIBRARY.define(f"drawing_graph_break{_SCHEMA}", tags=(torch.Tag.nondeterministic_seeded,))
+_LIBRARY.define(
+    "graph_break_backward(Tensor[] operands, Tensor[] gradients, int number) -> Tensor[]"
+)
+
+# Those of the plan that runs, or of the last recording, by the numbers in their calls, which are
+# the same in each process of a job.
+_breaks: dict[int, Break] = {}
+
+# Elements of results that are kept, such as places, which zeros may not stand for.
+_FILLER = 1 << 16
+
+# Of torch.nn.functional: their results have a form, what is in between has none.
+_FUNCTIONS = ("ctc_loss",)
+
+# Observations of a module in a row after which a capture still fails in it.
+_MOST_TRIES = 3
+
+
+class _Called(nn.Module):
+    """A function of torch.nn.functional as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+@contextmanager
+def _called_by(call: Callable[..., Any]) -> Iterator[None]:
+    """In the body, modules, and functions that may be graph breaks, are called by that."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(nn.Module, "__call__", call))
+        for name in _FUNCTIONS:
+            made = _Called(getattr(nn.functional, name))
+            stack.enter_context(mock.patch.object(nn.functional, name, made))
+        yield
+
+
+def _autocast() -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+
+
+@dataclass(eq=False)
+class Break:
+    """One call of a module: what it takes, of which `params` are the last operands, and how.
+
+    `needs`: which operands require grad. `given`: which of those results that require grad have
+    gradients; set when backward is recorded. `elsewhere`: operands whose gradient has terms of
+    other calls that come before its own are added up.
+    """
+
+    number: int
+    key: str
+    module: nn.Module
+    leaves: list[Any]  # Tensor in place of one
+    spec: TreeSpec
+    params: list[str]
+    form: Form
+    needs: list[bool]
+    training: tuple[bool, ...]
+    grads: bool = field(default_factory=torch.is_grad_enabled)
+    autocast: tuple[bool, torch.dtype] = field(default_factory=_autocast)
+    given: list[bool] = field(default_factory=list)
+    elsewhere: set[int] = field(default_factory=set)
+    node: Node | None = None  # while the step is recorded
+    run: Run | None = None
+    _earlier: Sequence[Tensor] = ()
+
+    @property
+    def failed(self) -> str:
+        """Why the last run's results mean nothing; empty if they are right."""
+        return self.run.failed if self.run else ""
+
+    @property
+    def learned(self) -> bool:
+        """Whether another recording would do what it has done."""
+        return self.run is not None and self.run.learned
+
+    def begin(self) -> None:
+        """A step begins that has this call: other plans have calls of the same number."""
+        self.run = None
+        _breaks[self.number] = self
+
+    def check(self) -> None:
+        """BreakError if the last run has failed."""
+        if self.run is not None and self.run.failed:
+            text = f"'{self.key}', which is to run in Python: {self.run.failed}"
+            error = BreakError(prefixed(source_of(self.module), text))
+            error.learned = self.learned
+            raise error
+
+    def forward(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        called = self.module, self.leaves, self.spec, self.params, self.form
+        self.run = run = Run(*called, self.training, self.autocast, self._earlier)
+        results = run.forward(operands, self.needs, self.elsewhere, grads=self.grads)
+        if not self._earlier and not run.failed and self._is_small:
+            self._earlier = [result.clone() for result in results]
+        return results
+
+    @property
+    def _is_small(self) -> bool:
+        return sum(math.prod(result.shape) for result in self.form.results) <= _FILLER
+
+    def backward(self, operands: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+        assert self.run is not None
+        return self.run.backward(operands, gradients, self.given, self.wanted)
+
+    @property
+    def wanted(self) -> list[int]:
+        """The operands that get gradients."""
+        return [i for i, reached in enumerate(self.form.reached) if reached and self.needs[i]]
+
+    def gradient(self, index: int, operand: Tensor) -> Tensor:
+        """That of an operand without data."""
+        stride = self.form.gradient_strides.get(index)
+        if stride is None:
+            return torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
+        return torch.empty_strided(
+            operand.shape, stride, dtype=operand.dtype, device=operand.device
+        )
+
+
+def _of(operands: Sequence[Tensor], number: int) -> Break:
+    if any(isinstance(operand, FakeTensor) for operand in operands):
+        raise RuntimeError("a module that runs in Python needs data")
+    return _breaks[number]
+
+
+@torch.library.impl(_LIBRARY, "drawing_graph_break", "CPU")
+@torch.library.impl(_LIBRARY, "graph_break", "CPU")
+def _forward(operands: list[Tensor], number: int) -> list[Tensor]:
+    return _of(operands, number).forward(operands)
+
+
+@torch.library.impl(_LIBRARY, "graph_break_backward", "CPU")
+def _backward(operands: list[Tensor], gradients: list[Tensor], number: int) -> list[Tensor]:
+    return _of(operands, number).backward(operands, gradients)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::drawing_graph_break", lib=_LIBRARY)
+@torch.library.register_fake(f"{_NAMESPACE}::graph_break", lib=_LIBRARY)
+def _fake_forward(operands: list[Tensor], number: int) -> list[Tensor]:
+    return [result.empty() for result in _breaks[number].form.results]
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::graph_break_backward", lib=_LIBRARY)
+def _fake_backward(operands: list[Tensor], _: list[Tensor], number: int) -> list[Tensor]:
+    made = _breaks[number]
+    return [made.gradient(index, operands[index]) for index in made.wanted]
+
+
+_OPERATORS = torch.ops.fsdp_mlir
+
+
+def is_break(func: OpOverload) -> bool:
+    return func.namespace == _NAMESPACE
+
+
+def _recorded(made: Break, operands: Sequence[Tensor]) -> list[Tensor]:
+    function = _OPERATORS.drawing_graph_break if made.form.draws else _OPERATORS.graph_break
+    results: list[Tensor] = function(list(operands), made.number)
+    return results
+
+
+class _Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, made: Break, *operands: Tensor) -> tuple[Tensor, ...]:
+        ctx.made = made
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*operands)
+        results = _recorded(made, operands)
+        without = [x for x, form in zip(results, made.form.results, strict=True) if not form.grad]
+        ctx.mark_non_differentiable(*without)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        made = ctx.made
+        forms = made.form.results
+        every = [each for each, form in zip(gradients, forms, strict=True) if form.grad]
+        made.given = [each is not None for each in every]
+        operands = list(ctx.saved_tensors)
+        present = [each for each in every if each is not None]
+        found = _OPERATORS.graph_break_backward(operands, present, made.number)
+        of = dict(zip(made.wanted, found, strict=True))
+        return None, *(of.get(index) for index in range(len(operands)))
+
+
+class GraphBreaks:
+    """Those of a model's steps. A module is one if it is `wanted`, by its path or, outside of the
+    model, its class, and was `observed` once for such operands while it trained eagerly."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._paths = {id(module): path for path, module in model.named_modules() if path}
+        self.wanted: dict[str, str] = {}  # with the reason
+        self.refused: dict[str, str] = {}
+        self._forms: dict[tuple[str, Signature], Form] = {}
+        self._first: CaptureError | None = None  # of the capture
+        self._counts: dict[str, int] = {}
+        self._tries: dict[str, int] = {}  # in a row, without a call in its place
+        self._within = False
+        self.made: dict[int, Break] = {}
+
+    def key(self, module: nn.Module) -> str:
+        """Empty for the model itself."""
+        if module is self._model:
+            return ""
+        kind = type(module)
+        if isinstance(module, _Called):
+            return module.function.__name__
+        return self._paths.get(id(module), f"class {kind.__module__}.{kind.__qualname__}")
+
+    def taken(self) -> None:
+        """The last recording has become a plan."""
+        self._tries.clear()
+
+    def refuse(self) -> None:
+        """After a capture in which a call did something else: its module is none any more."""
+        failed = next((made for made in self.made.values() if made.failed), None)
+        if failed is not None:
+            self._refuse(failed.module, failed.failed)
+
+    def broken(self) -> dict[str, str]:
+        """The modules of the last recording that are calls, with the reasons."""
+        return {made.key: self.wanted[made.key] for made in self.made.values()}
+
+    def begin(self) -> None:
+        """A capture begins."""
+        self._first = None
+
+    def want(self, error: CaptureError) -> bool:
+        """Whether one of the modules in which the capture has failed first may be one, after it has
+        been observed; the innermost is taken."""
+        if isinstance(error, BreakError):
+            return True  # without that module, the next capture finds others
+        chain = (self._first or error).within
+        for module in chain:
+            key = self.key(module)
+            if not key or key in self.refused:
+                continue
+            tries = self._tries[key] = self._tries.get(key, 0) + 1
+            if tries > _MOST_TRIES:
+                self._refuse(module, "it is called in another way each time")
+                continue
+            # The layers of a model fail alike; a module around one may be of any kind.
+            for each in self._alike(module) if module is chain[0] else {key}:
+                self.wanted.setdefault(each, str(error))
+            return True
+        return False
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """In the body, which trains eagerly, calls of those that are wanted are observed."""
+        plainly = nn.Module.__call__
+        older = tensors_alive()
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            key = self.key(module)
+            if self._within or key not in self.wanted or key in self.refused:
+                return plainly(module, *args, **kwargs)
+            with self._inside():
+                form, result = seen(module, args, kwargs, plainly, older)
+            if isinstance(form, str):
+                self._refuse(module, form)
+            else:
+                signature = signature_of(module, *tree_flatten((args, kwargs)))
+                if self._forms.setdefault((key, signature), form) != form:
+                    self._refuse(module, "its results have another form each time")
+            return result
+
+        with _called_by(call):
+            yield
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """In the body, which records a step, modules with a form are calls."""
+        self._counts, self.made, plainly = {}, {}, nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            key = self.key(module)
+            if key in self.wanted and key not in self.refused:
+                leaves, spec = tree_flatten((args, kwargs))
+                signature = signature_of(module, leaves, spec)
+                form = self._forms.get((key, signature))
+                if form is not None and form.takes(module, leaves):
+                    return self._called(key, module, leaves, spec, form, signature)
+            try:
+                return plainly(module, *args, **kwargs)
+            except CaptureError as error:
+                self._first = self._first or error
+                error.within = (*error.within, module)
+                raise
+
+        with _called_by(call):
+            yield
+
+    def _alike(self, module: nn.Module) -> set[str]:
+        """The keys of this module and those of the model of its class."""
+        found = (each for each in self._model.modules() if type(each) is type(module))
+        return {self.key(each) for each in (module, *found)} - {""}
+
+    def _refuse(self, module: nn.Module, why: str) -> None:
+        self.refused |= dict.fromkeys(self._alike(module), why)
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self._within = True
+        try:
+            yield
+        finally:
+            self._within = False
+
+    def _called(
+        self,
+        key: str,
+        module: nn.Module,
+        leaves: list[Any],
+        spec: TreeSpec,
+        form: Form,
+        signature: Signature,
+    ) -> Any:
+        params = dict(module.named_parameters())
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        operands = [*tensors, *params.values()]
+        needs = form.needs
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        about = repr((key, count, signature, form))
+        number = xxhash.xxh3_64_intdigest(about.encode()) >> 1
+        plain = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        training = tuple(each.training for each in module.modules())
+        made = Break(number, key, module, plain, spec, list(params), form, needs, training)
+        self.made[number] = _breaks[number] = made
+        if any(needs):
+            results = _Function.apply(made, *operands)
+            made.node = next((x.grad_fn for x in results if x.grad_fn is not None), None)
+        else:
+            results = _recorded(made, operands)
+        return form.result(results)
+
+    def settle(self, loss: Tensor) -> None:
+        """Finds which operands have gradients of other calls, at the end of forward."""
+        users: dict[tuple[Node, int], list[Node]] = {}
+        for node in nodes_from(loss.grad_fn):
+            for edge in node.next_functions:
+                users.setdefault(edge, []).append(node)
+        for made in self.made.values():
+            if made.node is None:
+                continue
+            behind = set(nodes_from(made.node)) - {made.node}
+            for index, edge in enumerate(made.node.next_functions):
+                others = [user for user in users.get(edge, ()) if user is not made.node]
+                if users.get(edge, ()).count(made.node) > 1 or not behind.issuperset(others):
+                    made.elsewhere.add(index)
+            made.node = None
