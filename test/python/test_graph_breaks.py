@@ -255,6 +255,29 @@ def test_a_matcher_that_the_loss_makes(runs: list[list[str]]) -> None:
     assert runs == [["class test_graph_breaks.Matcher"]] * 3
 
 
+def of_large_ones(boxes: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    large = boxes[boxes.detach() > 0.5]
+    return F.l1_loss(large, torch.ones_like(large)), {"mean": large.detach().mean()}
+
+
+def test_a_loss_function(runs: list[list[str]]) -> None:
+    """It may run in Python as a whole, and return more than the loss."""
+    model, twin = fsdp_mlir.fully_shard(Boxes()), Boxes()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = fsdp_mlir.compile(model, loss=of_large_ones, optimizer=optimizers[0])
+        for seed in range(5):
+            got, metrics = step(tokens(seed))
+            want, others = of_large_ones(twin(tokens(seed)))
+            want.backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            assert torch.equal(got, want.detach())
+            assert torch.equal(metrics["mean"], others["mean"])
+    assert runs == [["loss"]] * 4
+
+
 def test_two_steps_with_modules_of_a_class() -> None:
     """Each has its own."""
 
@@ -479,7 +502,7 @@ def test_assertions_beside_a_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     leave = Compiled.leave
     monkeypatch.setattr(Compiled, "leave", lambda *args: made.append(1) or leave(*args))
-    pair = Twins(Asserting, {"x": tokens(0)}, SGD)
+    pair = Twins(Asserting, {"x": tokens(0)}, ADAMW)
     train(pair, 3)
     assert len(made) == 3
     pair.batch = {"x": tokens(0) * 1e6}

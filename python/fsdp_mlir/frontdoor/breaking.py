@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
@@ -21,14 +22,16 @@ _MOST = 16
 class Breaking:
     """The graph breaks of one step."""
 
-    def __init__(self, model: nn.Module, plans: Plans, rank: int) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Callable[..., Any] | None, plans: Plans, rank: int
+    ) -> None:
         self._plans = plans
         self._rank = rank
         self._name = type(model).__name__
         self._observes = False
         self._count = 0
         self._told: set[str] = set()
-        self.breaks = GraphBreaks(model)
+        self.breaks = GraphBreaks(model, loss)
 
     def begins(self, error: Exception) -> bool:
         """After a capture that has failed: whether it has on any rank because of a module that may

@@ -125,7 +125,7 @@ class Step(SavedState):
         self._calls = Calls()
         can_assume = falls_back and fallback == "eager" and not config.get("grad_scaler")
         self._assuming = Assuming(self._calls, plans, can=can_assume)
-        self._breaking = Breaking(model, plans, rendezvous.rank)
+        self._breaking = Breaking(model, loss, plans, rendezvous.rank)
         self._told: set[str] = set()  # why a call had no plan
         self._result = _Result()
         try:

@@ -24,6 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import Node
 from torch.utils._pytree import TreeSpec, tree_flatten
 
+from fsdp_mlir.modules import compute_loss
+from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.record.python_run import Run
 from fsdp_mlir.record.seen_call import Form, Signature, seen, signature_of, tensors_alive
 from fsdp_mlir.support.autograd import nodes_from
@@ -55,11 +57,11 @@ _MOST_TRIES = 3
 
 
 class _Called(nn.Module):
-    """A function of torch.nn.functional as a module."""
+    """A function as a module."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.name = function, name
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -71,8 +73,14 @@ def _called_by(call: Callable[..., Any]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "__call__", call))
         for name in _FUNCTIONS:
-            made = _Called(getattr(nn.functional, name))
+            made = _Called(getattr(nn.functional, name), name)
             stack.enter_context(mock.patch.object(nn.functional, name, made))
+
+        def call_loss(loss: Callable[..., Any], output: Any, **beside: Any) -> Any:
+            is_module = isinstance(loss, nn.Module)
+            return (loss if is_module else _Called(loss, "loss"))(output, **beside)
+
+        stack.enter_context(mock.patch.object(compute_loss, "call_loss", call_loss))
         yield
 
 
@@ -226,12 +234,31 @@ class _Function(torch.autograd.Function):
         return None, *(of.get(index) for index in range(len(operands)))
 
 
+@dataclass
+class _State:
+    """What code reads of Python, and the versions of the tensors there."""
+
+    python: PythonState
+    versions: dict[str, int]
+
+    @staticmethod
+    def of(model: nn.Module, loss: Callable[..., Any] | None) -> _State:
+        python = PythonState.of(model, loss)
+        return _State(python, {path: x._version for path, x in python.tensors().items()})
+
+    def change(self, after: _State) -> str:
+        """The first thing that differs; empty if nothing does."""
+        if changes := self.python.changes(after.python):
+            return changes[0]
+        return next((x for x in self.versions if self.versions[x] != after.versions.get(x)), "")
+
+
 class GraphBreaks:
     """Those of a model's steps. A module is one if it is `wanted`, by its path or, outside of the
     model, its class, and was `observed` once for such operands while it trained eagerly."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, loss: Callable[..., Any] | None) -> None:
+        self._model, self._loss = model, loss
         self._paths = {id(module): path for path, module in model.named_modules() if path}
         self.wanted: dict[str, str] = {}  # with the reason
         self.refused: dict[str, str] = {}
@@ -248,7 +275,7 @@ class GraphBreaks:
             return ""
         kind = type(module)
         if isinstance(module, _Called):
-            return module.function.__name__
+            return module.name
         return self._paths.get(id(module), f"class {kind.__module__}.{kind.__qualname__}")
 
     def taken(self) -> None:
@@ -299,8 +326,11 @@ class GraphBreaks:
             key = self.key(module)
             if self._within or key not in self.wanted or key in self.refused:
                 return plainly(module, *args, **kwargs)
+            before = _State.of(self._model, self._loss)
             with self._inside():
                 form, result = seen(module, args, kwargs, plainly, older)
+            if change := before.change(_State.of(self._model, self._loss)):
+                form = f"it changes '{change}'"
             if isinstance(form, str):
                 self._refuse(module, form)
             else:

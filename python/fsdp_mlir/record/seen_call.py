@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,7 +125,7 @@ def seen(
     if why := _unfit(module, tree_leaves((args, kwargs)), operands):
         return why, call(module, *args, **kwargs)
     known = [*operands, *module.buffers()]
-    before = [each._version for each in known], _attributes(module), states()
+    before = [each._version for each in known], states()
     generator = torch.random.default_generator.get_state()
     if len({id(each) for each in operands}) < len(operands):
         return "it is given a tensor twice", call(module, *args, **kwargs)
@@ -134,9 +133,8 @@ def seen(
     begin = torch._C._autograd._get_sequence_nr()
     with watch:
         result = call(module, *args, **kwargs)
-    if before != ([each._version for each in known], _attributes(module), states()):
-        why = "it writes its inputs or buffers, sets attributes, or draws Python's random numbers"
-        return why, result
+    if before != ([each._version for each in known], states()):
+        return "it writes its inputs or buffers, or draws Python's random numbers", result
     draws = not torch.equal(generator, torch.random.default_generator.get_state())
     if watch.stray:
         return watch.stray, result
@@ -198,18 +196,6 @@ def uses_of(
                 found[id(other)] = other
                 waiting.append(other)
     return uses
-
-
-def _attributes(module: nn.Module) -> list[dict[str, tuple[int, int]]]:
-    """What the modules hold, by identity, and how much is in containers."""
-
-    def size(value: Any) -> int:
-        return len(value) if isinstance(value, (list, dict, set, deque)) else 0
-
-    return [
-        {name: (id(value), size(value)) for name, value in vars(each).items()}
-        for each in module.modules()
-    ]
 
 
 class _Watch(TorchDispatchMode):

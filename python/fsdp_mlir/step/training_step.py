@@ -18,6 +18,7 @@ from torch.nn.utils import stateless
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from fsdp_mlir.modules import compute_loss
 from fsdp_mlir.modules.compute_loss import ComputeLoss
 from fsdp_mlir.modules.growing import Growing
 from fsdp_mlir.modules.left import Made, Slots, is_made
@@ -339,7 +340,9 @@ class TrainingStep(nn.Module):
             return self.loss.func(self.model, *args, **keywords)
         beside = {name: keywords.pop(name) for name in self._of_loss}
         output = self.model(*args, **keywords)
-        return output if self.loss is None else self.loss(output, **beside)
+        if self.loss is None:
+            return output
+        return compute_loss.call_loss(self.loss, output, **beside)
 
     def follow(self, begin: PythonState, own: Set[int]) -> None:
         """Before the first recording, with the Python state then: places whose tensors the step may
