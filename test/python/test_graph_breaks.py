@@ -318,6 +318,31 @@ def test_ctc(runs: list[list[str]]) -> None:
     assert runs == [["ctc_loss"]] * 3
 
 
+def of_some(boxes: Tensor, kinds: Tensor) -> Tensor:
+    some = boxes[kinds > 0]
+    return F.mse_loss(some, torch.ones_like(some))
+
+
+def test_counts_that_vary(runs: list[list[str]]) -> None:
+    """There are plans for few of them, and then one for all."""
+    model, twin = fsdp_mlir.fully_shard(Boxes()), Boxes()
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, twin)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step = fsdp_mlir.compile(model, loss=of_some, optimizer=optimizers[0])
+        for count in (*range(1, 12), 1, 2):
+            kinds = torch.ones(12).cumsum(0).le(count).long()
+            got = step(tokens(count), kinds)
+            want = of_some(twin(tokens(count)), kinds)
+            want.backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            assert torch.equal(got, want.detach()), count
+    assert runs == [[]] * 5 + [["loss"]] * 7
+    lines = [str(each.message) for each in caught if "Python" in str(each.message)]
+    assert len(lines) == 1 and "follows from values that vary" in lines[0]
+
+
 # --- what is no graph break
 
 

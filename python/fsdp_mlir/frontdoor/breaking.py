@@ -43,6 +43,14 @@ class Breaking:
         self._count += 1
         return "True" in told
 
+    def relies(self) -> bool:
+        """Where there are no more plans for other values on which a step relies: whether on any
+        rank modules may run in Python that do. FSDP2 makes this step then, as in `begins`. A
+        collective."""
+        own = self.breaks.want_relying()
+        self._observes |= own
+        return "True" in self._plans.together(lambda: own, str)[1]
+
     @contextmanager
     def observed(self) -> Iterator[None]:
         """In the body FSDP2 makes a step."""

@@ -341,7 +341,11 @@ class Step(SavedState):
         if said == RELIES:
             key = self._several.another(form)
             if key is None:
-                self._say(MORE_VALUES)
+                if self._assuming.asked(form) is not None and self._breaking.relies():
+                    for each in keys:
+                        del self._cache[each]
+                else:
+                    self._say(MORE_VALUES)
                 return None
         if said in (COMPILE, RELIES):
             for each in keys[1:] if said == COMPILE else ():

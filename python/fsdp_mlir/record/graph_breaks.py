@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 import xxhash
@@ -44,7 +45,7 @@ _LIBRARY.define(
 
 # Those of the plan that runs, or of the last recording, by the numbers in their calls, which are
 # the same in each process of a job.
-_breaks: dict[int, Break] = {}
+_breaks: WeakValueDictionary[int, Break] = WeakValueDictionary()
 
 # Elements of results that are kept, such as places, which zeros may not stand for.
 _FILLER = 1 << 16
@@ -234,6 +235,31 @@ class _Function(torch.autograd.Function):
         return None, *(of.get(index) for index in range(len(operands)))
 
 
+class _Relying:
+    """In which modules a recording comes to rely on values: the innermost ones."""
+
+    def __init__(self, relied: Callable[[], int]) -> None:
+        self._relied = relied
+        self._count = 0
+        self._stack: list[str] = []
+        self.keys: set[str] = set()
+
+    @contextmanager
+    def within(self, key: str) -> Iterator[None]:
+        self._note()
+        self._stack.append(key)
+        try:
+            yield
+        finally:
+            self._note()
+            self._stack.pop()
+
+    def _note(self) -> None:
+        if (count := self._relied()) > self._count:
+            self._count = count
+            self.keys |= {*self._stack[-1:]}
+
+
 @dataclass
 class _State:
     """What code reads of Python, and the versions of the tensors there."""
@@ -266,6 +292,7 @@ class GraphBreaks:
         self._first: CaptureError | None = None  # of the capture
         self._counts: dict[str, int] = {}
         self._tries: dict[str, int] = {}  # in a row, without a call in its place
+        self._relying = _Relying(lambda: 0)
         self._within = False
         self.made: dict[int, Break] = {}
 
@@ -277,6 +304,13 @@ class GraphBreaks:
         if isinstance(module, _Called):
             return module.name
         return self._paths.get(id(module), f"class {kind.__module__}.{kind.__qualname__}")
+
+    def want_relying(self) -> bool:
+        """Whether there are modules that may be breaks in which the last recording relies on
+        values, for each of which there is another plan otherwise."""
+        found = self._relying.keys - {"", *self.refused, *self.wanted}
+        self.wanted |= dict.fromkeys(found, "what it does follows from values that vary")
+        return bool(found)
 
     def taken(self) -> None:
         """The last recording has become a plan."""
@@ -343,9 +377,11 @@ class GraphBreaks:
             yield
 
     @contextmanager
-    def recorded(self) -> Iterator[None]:
-        """In the body, which records a step, modules with a form are calls."""
+    def recorded(self, relied: Callable[[], int]) -> Iterator[None]:
+        """In the body, which records a step, modules with a form are calls. `relied`: how many
+        values the step relies on so far."""
         self._counts, self.made, plainly = {}, {}, nn.Module.__call__
+        relying = self._relying = _Relying(relied)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             key = self.key(module)
@@ -353,10 +389,11 @@ class GraphBreaks:
                 leaves, spec = tree_flatten((args, kwargs))
                 signature = signature_of(module, leaves, spec)
                 form = self._forms.get((key, signature))
-                if form is not None and form.takes(module, leaves):
+                if form is not None:
                     return self._called(key, module, leaves, spec, form, signature)
             try:
-                return plainly(module, *args, **kwargs)
+                with relying.within(key):
+                    return plainly(module, *args, **kwargs)
             except CaptureError as error:
                 self._first = self._first or error
                 error.within = (*error.within, module)

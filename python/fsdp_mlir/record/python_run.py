@@ -92,9 +92,9 @@ class Run:
             leaves = tree_flatten(result)[0]
             return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
-        try:
-            results = self._results = _worker().call(run)
-        except Exception as error:  # which FSDP2's step raises, if it is the model's
+        found, error = _worker().call(run)
+        results = self._results = found or []
+        if error is not None:  # which FSDP2's step raises, if it is the model's
             self.failed = f"{type(error).__name__}: {error}"
             results = self.filler or [torch.zeros_like(x.empty()) for x in self.form.results]
         made = [_own(x.empty(), y) for x, y in zip(self.form.results, results, strict=True)]
@@ -126,9 +126,8 @@ class Run:
 
         found: list[Tensor] = []
         if not self.failed:
-            try:
-                found = _worker().call(run)
-            except Exception as error:
+            found, error = _worker().call(run)
+            if error is not None:
                 self.failed = f"{type(error).__name__}: {error}"
         self._inputs, self._results, self._now = [], [], ()
         if self.failed:
@@ -243,20 +242,18 @@ class _Worker:
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         Thread(target=self._serve, name="fsdp-mlir-graph-breaks", daemon=True).start()
 
-    def call(self, function: Callable[[], Any]) -> Any:
-        context, answers = copy_context(), SimpleQueue[tuple[Any, Exception | None]]()
+    def call(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+        """What a function gives there, or None and its error."""
+        context, answers = copy_context(), SimpleQueue[tuple[Any, BaseException | None]]()
 
         def run() -> None:
             try:
                 answers.put((context.run(function), None))
-            except Exception as error:
-                answers.put((None, error))
+            except BaseException as error:
+                answers.put((None, error.with_traceback(None)))
 
         self._calls.put(run)
-        result, error = answers.get()
-        if error is not None:
-            raise error
-        return result
+        return answers.get()
 
     def _serve(self) -> None:
         torch.get_num_threads()  # takes over the number of the process

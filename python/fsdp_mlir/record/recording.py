@@ -136,6 +136,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
     sources = SourceMap()
     hooked = view.units.hooked(view.params, view.asked.device.version, view.asked.shown)
     present, others = view.asked.device.present(), view.asked.others
+    breaks = view.asked.breaks
     with (
         present,
         ModuleStack(view.model) as modules,
@@ -177,8 +178,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
 
         def graph_of(loss: Tensor) -> BackwardGraph | None:
             exchanges = (others is not None and others.called) or any(x.spec for x in view.params)
-            breaks = view.asked.breaks is not None and view.asked.breaks.made
-            unknown = hooks.any or recorder.trace.kernels or exchanges or breaks
+            has_breaks = breaks is not None and breaks.made
+            unknown = hooks.any or recorder.trace.kernels or exchanges or has_breaks
             return None if unknown else BackwardGraph.of(loss, fake.params)
 
         def differentiate(loss: Tensor) -> tuple[Tensor | None, ...] | None:
@@ -187,8 +188,8 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             _check_no_gradients(fake, "forward")
             if others is not None:
                 others.check(loss)
-            if view.asked.breaks is not None:
-                view.asked.breaks.settle(loss)
+            if breaks is not None:
+                breaks.settle(loss)
             graph = graph_of(loss)
             if first and first.backward and graph == first.backward.graph:
                 backward = first.backward
@@ -222,7 +223,7 @@ def record_once(fake: FakeModel, first: Recording | None = None) -> Recording:
             following,
             view.step.holding(fake.slots),
             noted_draws() as drawn,
-            nullcontext() if view.asked.breaks is None else view.asked.breaks.recorded(),
+            breaks.recorded(lambda: len(recorder.trace.relied_on)) if breaks else nullcontext(),
         ):
             value, found = traced(forward, differentiate, recorder)
         recorder.states.check_places()

@@ -59,11 +59,6 @@ class Form:
     draws: bool
     gradient_strides: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False)
 
-    def takes(self, module: nn.Module, leaves: Sequence[Any]) -> bool:
-        """Whether a call with such arguments has the operands that require grad."""
-        operands = [leaf for leaf in leaves if isinstance(leaf, Tensor)] + [*module.parameters()]
-        return self.needs == [torch.is_grad_enabled() and each.requires_grad for each in operands]
-
     def result(self, tensors: Sequence[Tensor]) -> Any:
         each = iter(tensors)
         leaves = [next(each) if leaf is Tensor else leaf for leaf in self.plain]
@@ -85,13 +80,14 @@ def signature_of(module: nn.Module, leaves: Sequence[Any], spec: TreeSpec) -> Si
         str(spec),
         tuple(_described(leaf) for leaf in leaves),
         tuple(each.training for each in module.modules()),
+        tuple(each.requires_grad for each in module.parameters()),
         torch.is_grad_enabled(),
     )
 
 
 def _described(leaf: Any) -> str:
     if isinstance(leaf, Tensor):
-        return f"{leaf.dtype}{list(leaf.shape)}"
+        return f"{leaf.dtype}{list(leaf.shape)}{leaf.requires_grad}"
     return f"{type(leaf).__name__} {leaf!r}" if isinstance(leaf, _PLAIN) else "another"
 
 

@@ -27,8 +27,9 @@ class Breaks(Protocol):
 
     made: Mapping[int, Any]
 
-    def recorded(self) -> AbstractContextManager[None]:
-        """In the body, which records a step, some modules are calls."""
+    def recorded(self, relied: Callable[[], int]) -> AbstractContextManager[None]:
+        """In the body, which records a step, some modules are calls. `relied`: how many values the
+        step relies on so far."""
         raise NotImplementedError
 
     def refuse(self) -> None:
