@@ -492,6 +492,11 @@ void bindProgress(SessionClass &session) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "The runtime of fsdp-mlir: executes plans in this process.";
+  // Calls a function whose tensors outlive the call of a plan that it is in.
+  m.def("on_heap", [](const py::function &function) {
+    UseHeap heap;
+    return function();
+  });
   m.def("move_storage", [](const at::Tensor &tensor, const at::Tensor &memory) {
     c10::StorageImpl *own = tensor.storage().unsafeGetStorageImpl();
     std::memcpy(memory.mutable_data_ptr(), own->data(), own->nbytes());

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include <malloc.h>
 
@@ -79,6 +80,16 @@ UseAllocationSource::UseAllocationSource(AllocationSource &source,
 
 UseAllocationSource::~UseAllocationSource() {
   currentSources[size_t(type)] = before;
+}
+
+UseHeap::UseHeap()
+    : source(
+          std::exchange(currentSources[size_t(c10::DeviceType::CPU)], nullptr)),
+      place(std::exchange(steeredPlace, nullptr)) {}
+
+UseHeap::~UseHeap() {
+  currentSources[size_t(c10::DeviceType::CPU)] = source;
+  steeredPlace = place;
 }
 
 AllocationSource *currentAllocationSource(c10::DeviceType type) {

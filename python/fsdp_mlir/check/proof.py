@@ -184,12 +184,19 @@ def _check_assumed(recording: Recording) -> None:
         return
     others = view.asked.others is not None and view.asked.others.called
     fails = any(each.may_fail for each in view.step.assumed)
-    fails |= any(is_foreign(node.func) and not is_break(node.func) for node in nodes)
+    foreign = any(is_foreign(node.func) and not is_break(node.func) for node in nodes)
+    breaks = view.asked.breaks is not None and view.asked.breaks.made
     asserts = any(node.func in ASSERTIONS for node in nodes)
-    if errors and asserts and not others and not view.asked.assumes_asserted:
-        raise AssertsError(str(errors[0]))
-    if errors and (others or fails):
+    if (errors or breaks) and asserts and not others and not view.asked.assumes_asserted:
+        raise AssertsError("")
+    if errors and (others or fails or foreign):
         raise errors[0]
+    if breaks and fails:
+        raise located(
+            source_of(view.model),
+            "a module is to run in Python, and calls may fail on what it gives if it does not do "
+            "what it was seen to do",
+        )
 
 
 def _communicates(recording: Recording) -> bool:

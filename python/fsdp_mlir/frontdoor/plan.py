@@ -215,6 +215,8 @@ class Compiled:
             torch.set_rng_state(generator)
             if self._undrawn is not None:
                 set_states(self._undrawn)
+            for each in reversed(assumption.breaks):
+                each.undo()
             for tensor, before in kept:
                 tensor.copy_(before)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,20 +50,42 @@ _OF_POOLS = {
 }
 
 
-def may_fail(trace: Trace, cones: Cones) -> bool:
+def may_fail(
+    trace: Trace, cones: Cones, behind: Callable[[OpOverload], bool] | None = None
+) -> bool:
     """Whether a call may fail on values that do not follow from integers and bools from outside of
     the step alone: whether these are right does not depend on what the step computes. Nor does it
-    of the places of the largest elements and the like, which are there."""
+    of the places of the largest elements and the like, which are there. Of calls `behind` some,
+    whether one may that takes what these make."""
     within = _Within(trace, cones)
+    made = None if behind is None else _behind(trace, behind)
+
+    def counts(value: Any) -> bool:
+        leaves = (each for each in tree_leaves(value) if isinstance(each, Ref))
+        return made is None or any(each.name in made for each in leaves)
+
     return any(
         (_named(node).startswith(_OF_VALUES) and not _named(node).startswith(_SAFE))
         or (node.func in ASSERTIONS and not within.holds(node))
         or not all(
-            cones.is_exact(name) or within.has(name, size)
+            cones.is_exact(name) or within.has(name, size) or not counts(Ref(name))
             for name, size in (() if within.pooled(node) else _places(node, cones))
         )
         for node in trace.nodes
+        if counts(node.args)
     )
+
+
+def _behind(trace: Trace, of: Callable[[OpOverload], bool]) -> set[str]:
+    """What calls of such operators make or write, and what follows from it."""
+    names: set[str] = set()
+    for node in trace.nodes:
+        taken = {each.name for each in tree_leaves(node.args) if isinstance(each, Ref)}
+        if names & taken or of(node.func):
+            written = tree_leaves(written_arguments(node.func, node.args))
+            names |= {each.name for each in written if isinstance(each, Ref)}
+            names |= {name for out in node.outs for name in _names(out)}
+    return names
 
 
 def _named(node: Node) -> str:

@@ -27,8 +27,16 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from fsdp_mlir.modules import compute_loss
 from fsdp_mlir.modules.python_state import PythonState
-from fsdp_mlir.record.python_run import Run
-from fsdp_mlir.record.seen_call import Form, Signature, seen, signature_of, tensors_alive
+from fsdp_mlir.record.python_run import Called, Run
+from fsdp_mlir.record.seen_call import (
+    Form,
+    Function,
+    Signature,
+    seen,
+    signature_of,
+    state_of,
+    tensors_alive,
+)
 from fsdp_mlir.support.autograd import nodes_from
 from fsdp_mlir.support.errors import BreakError, CaptureError, calls_the_model, prefixed, source_of
 
@@ -47,7 +55,7 @@ _LIBRARY.define(
 # the same in each process of a job.
 _breaks: WeakValueDictionary[int, Break] = WeakValueDictionary()
 
-# Elements of results that are kept, such as places, which zeros may not stand for.
+# Elements of results that are kept, for a run that fails: zeros may not stand for them.
 _FILLER = 1 << 16
 
 # Of torch.nn.functional: their results have a form, what is in between has none.
@@ -57,63 +65,56 @@ _FUNCTIONS = ("ctc_loss",)
 _MOST_TRIES = 3
 
 
-class _Called(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
-        super().__init__()
-        self.function, self.name = function, name
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
 @contextmanager
 def _called_by(call: Callable[..., Any]) -> Iterator[None]:
     """In the body, modules, and functions that may be graph breaks, are called by that."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(nn.Module, "__call__", call))
         for name in _FUNCTIONS:
-            made = _Called(getattr(nn.functional, name), name)
+            made = Function(getattr(nn.functional, name), name)
             stack.enter_context(mock.patch.object(nn.functional, name, made))
 
         def call_loss(loss: Callable[..., Any], output: Any, **beside: Any) -> Any:
             is_module = isinstance(loss, nn.Module)
-            return (loss if is_module else _Called(loss, "loss"))(output, **beside)
+            return (loss if is_module else Function(loss, "loss"))(output, **beside)
 
         stack.enter_context(mock.patch.object(compute_loss, "call_loss", call_loss))
         yield
 
 
-def _autocast() -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+@dataclass(eq=False)
+class _Step:
+    """A run of a plan. `failed`: one of its graph breaks has."""
+
+    failed: bool = False
 
 
 @dataclass(eq=False)
 class Break:
-    """One call of a module: what it takes, of which `params` are the last operands, and how.
+    """One call of a module.
 
-    `needs`: which operands require grad. `given`: which of those results that require grad have
-    gradients; set when backward is recorded. `elsewhere`: operands whose gradient has terms of
-    other calls that come before its own are added up.
+    `given`: which of those results that require grad have gradients; set when backward is recorded.
+    `elsewhere`: operands whose gradient has terms of other calls that may come before its own are
+    added up. `step`: that of all breaks of a plan.
     """
 
     number: int
     key: str
-    module: nn.Module
-    leaves: list[Any]  # Tensor in place of one
-    spec: TreeSpec
-    params: list[str]
-    form: Form
-    needs: list[bool]
-    training: tuple[bool, ...]
-    grads: bool = field(default_factory=torch.is_grad_enabled)
-    autocast: tuple[bool, torch.dtype] = field(default_factory=_autocast)
+    called: Called
+    step: _Step
     given: list[bool] = field(default_factory=list)
     elsewhere: set[int] = field(default_factory=set)
     node: Node | None = None  # while the step is recorded
     run: Run | None = None
     _earlier: Sequence[Tensor] = ()
+
+    @property
+    def module(self) -> nn.Module:
+        return self.called.module
+
+    @property
+    def form(self) -> Form:
+        return self.called.form
 
     @property
     def failed(self) -> str:
@@ -127,8 +128,13 @@ class Break:
 
     def begin(self) -> None:
         """A step begins that has this call: other plans have calls of the same number."""
-        self.run = None
+        self.run, self.step.failed = None, False
         _breaks[self.number] = self
+
+    def undo(self) -> None:
+        """Puts back what the run has changed of what its module reads from Python."""
+        if self.run is not None and self.run.failed and self.run.around is not None:
+            self.run.around.restore()
 
     def check(self) -> None:
         """BreakError if the last run has failed."""
@@ -139,11 +145,15 @@ class Break:
             raise error
 
     def forward(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        called = self.module, self.leaves, self.spec, self.params, self.form
-        self.run = run = Run(*called, self.training, self.autocast, self._earlier)
-        results = run.forward(operands, self.needs, self.elsewhere, grads=self.grads)
+        self.run = run = Run(self.called)
+        if self.step.failed:  # which may be what would keep it busy for ever
+            run.failed = "a module before it has failed"
+            return [x.empty().zero_() for x in self.form.results]
+        # Of what is recomputed only values are needed, if it has no backward.
+        results = run.forward(operands, self.elsewhere if self.given else None, self._earlier)
+        self.step.failed |= bool(run.failed)
         if not self._earlier and not run.failed and self._is_small:
-            self._earlier = [result.clone() for result in results]
+            self._earlier = [x.clone() if x.is_floating_point() else x * 0 for x in results]
         return results
 
     @property
@@ -152,21 +162,15 @@ class Break:
 
     def backward(self, operands: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
         assert self.run is not None
-        return self.run.backward(operands, gradients, self.given, self.wanted)
+        found = self.run.backward(operands, gradients, self.given, self.wanted)
+        self.step.failed |= bool(self.run.failed)
+        return found
 
     @property
     def wanted(self) -> list[int]:
         """The operands that get gradients."""
-        return [i for i, reached in enumerate(self.form.reached) if reached and self.needs[i]]
-
-    def gradient(self, index: int, operand: Tensor) -> Tensor:
-        """That of an operand without data."""
-        stride = self.form.gradient_strides.get(index)
-        if stride is None:
-            return torch.empty(operand.shape, dtype=operand.dtype, device=operand.device)
-        return torch.empty_strided(
-            operand.shape, stride, dtype=operand.dtype, device=operand.device
-        )
+        needs = self.called.needs
+        return [i for i, reached in enumerate(self.form.reached) if reached and needs[i]]
 
 
 def _of(operands: Sequence[Tensor], number: int) -> Break:
@@ -195,7 +199,7 @@ def _fake_forward(operands: list[Tensor], number: int) -> list[Tensor]:
 @torch.library.register_fake(f"{_NAMESPACE}::graph_break_backward", lib=_LIBRARY)
 def _fake_backward(operands: list[Tensor], _: list[Tensor], number: int) -> list[Tensor]:
     made = _breaks[number]
-    return [made.gradient(index, operands[index]) for index in made.wanted]
+    return [made.called.gradient(index, operands[index]) for index in made.wanted]
 
 
 _OPERATORS = torch.ops.fsdp_mlir
@@ -294,6 +298,7 @@ class GraphBreaks:
         self._tries: dict[str, int] = {}  # in a row, without a call in its place
         self._relying = _Relying(lambda: 0)
         self._within = False
+        self._step = _Step()
         self.made: dict[int, Break] = {}
 
     def key(self, module: nn.Module) -> str:
@@ -301,7 +306,7 @@ class GraphBreaks:
         if module is self._model:
             return ""
         kind = type(module)
-        if isinstance(module, _Called):
+        if isinstance(module, Function):
             return module.name
         return self._paths.get(id(module), f"class {kind.__module__}.{kind.__qualname__}")
 
@@ -381,6 +386,11 @@ class GraphBreaks:
         """In the body, which records a step, modules with a form are calls. `relied`: how many
         values the step relies on so far."""
         self._counts, self.made, plainly = {}, {}, nn.Module.__call__
+        self._step = _Step()
+        before = {
+            x: state_of(y) for y in self._model.modules() if (x := self.key(y)) in self.wanted
+        }
+        everything = self._state() if self.wanted else None
         relying = self._relying = _Relying(relied)
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -389,8 +399,12 @@ class GraphBreaks:
                 leaves, spec = tree_flatten((args, kwargs))
                 signature = signature_of(module, leaves, spec)
                 form = self._forms.get((key, signature))
-                if form is not None:
-                    return self._called(key, module, leaves, spec, form, signature)
+                if form is not None and everything is not None:
+                    now = state_of(module) if key in before else self._state()
+                    changes = before.get(key, everything).changes(now)
+                    if not changes:
+                        return self._called(key, module, leaves, spec, form, signature)
+                    self._refuse(module, f"'{changes[0]}', which it may read, is set before it")
             try:
                 with relying.within(key):
                     return plainly(module, *args, **kwargs)
@@ -399,8 +413,17 @@ class GraphBreaks:
                 error.within = (*error.within, module)
                 raise
 
-        with _called_by(call):
+        backward = torch.autograd.backward
+
+        def from_there(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self.settle(*([tensors] if isinstance(tensors, Tensor) else tensors))
+            backward(tensors, *args, **kwargs)
+
+        with _called_by(call), mock.patch.object(torch.autograd, "backward", from_there):
             yield
+
+    def _state(self) -> PythonState:
+        return PythonState.of(self._model, self._loss)
 
     def _alike(self, module: nn.Module) -> set[str]:
         """The keys of this module and those of the model of its class."""
@@ -430,31 +453,42 @@ class GraphBreaks:
         params = dict(module.named_parameters())
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         operands = [*tensors, *params.values()]
-        needs = form.needs
         count = self._counts[key] = self._counts.get(key, 0) + 1
-        about = repr((key, count, signature, form))
+        about = repr((key, count, signature, form, form.gradient_strides))
         number = xxhash.xxh3_64_intdigest(about.encode()) >> 1
-        plain = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        training = tuple(each.training for each in module.modules())
-        made = Break(number, key, module, plain, spec, list(params), form, needs, training)
+        called = Called(
+            module,
+            [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+            spec,
+            list(params),
+            form,
+            form.needs,
+            [each.training for each in module.modules()],
+            torch.is_grad_enabled(),
+            (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+            dict(form.gradient_strides),
+        )
+        made = Break(number, key, called, self._step, elsewhere={*range(len(operands))})
         self.made[number] = _breaks[number] = made
-        if any(needs):
+        if any(form.needs):
             results = _Function.apply(made, *operands)
             made.node = next((x.grad_fn for x in results if x.grad_fn is not None), None)
         else:
             results = _recorded(made, operands)
         return form.result(results)
 
-    def settle(self, loss: Tensor) -> None:
-        """Finds which operands have gradients of other calls, at the end of forward."""
+    def settle(self, *roots: Tensor) -> None:
+        """Before a backward from there: finds which operands have gradients of other calls."""
+        nodes = {id(node): node for root in roots for node in nodes_from(root.grad_fn)}
         users: dict[tuple[Node, int], list[Node]] = {}
-        for node in nodes_from(loss.grad_fn):
+        for node in nodes.values():
             for edge in node.next_functions:
                 users.setdefault(edge, []).append(node)
         for made in self.made.values():
-            if made.node is None:
+            if made.node is None or id(made.node) not in nodes:
                 continue
             behind = set(nodes_from(made.node)) - {made.node}
+            made.elsewhere.clear()
             for index, edge in enumerate(made.node.next_functions):
                 others = [user for user in users.get(edge, ()) if user is not made.node]
                 if users.get(edge, ()).count(made.node) > 1 or not behind.issuperset(others):

@@ -1,30 +1,33 @@
 """One run of a module that is called in the middle of a plan: its forward, and its backward.
 
-It runs on a thread of its own, where neither inference mode nor the plan's allocator reaches: what
-autograd keeps between forward and backward has memory of its own. Of operands, whose memory the
-plan frees in between, it keeps only which part was kept; backward is given the operands again.
+It runs outside of the plan's inference mode and allocator: what autograd keeps between forward and
+backward has memory of its own. Of operands, whose memory the plan frees in between, it keeps only
+which part was kept; backward is given the operands again.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from threading import Thread
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.nn.utils import stateless
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fsdp_mlir.record.seen_call import Form, uses_of
+from fsdp_mlir.modules.outside import Kept
+from fsdp_mlir.record.seen_call import Form, outside_of, state_of, uses_of
+from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import calls_the_model
+from fsdp_mlir.support.generators import set_states, states
 
 calls_the_model(__file__)
+
+# Elements of tensors that code reads from outside, of which a copy is kept while it runs.
+_KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -45,60 +48,147 @@ class _Part:
         return made.set_(storage, begin // made.element_size(), self.shape, self.stride)
 
 
+class _OtherwiseError(Exception):
+    """The module does something else than it was seen to do."""
+
+
 @dataclass(eq=False)
-class Run:
-    """`failed`: why its results, or the gradients, mean nothing."""
+class Called:
+    """A call of a module: `leaves` in the structure `spec`, with Tensor in place of each tensor,
+    which are the first operands; the others are the parameters of the names `params`. `needs`:
+    which operands require grad. `strides`: of gradients of operands that are not contiguous."""
 
     module: nn.Module
     leaves: Sequence[Any]
     spec: TreeSpec
     params: Sequence[str]
     form: Form
+    needs: Sequence[bool]
     training: Sequence[bool]
+    grads: bool
     autocast: tuple[bool, torch.dtype]
-    filler: Sequence[Tensor] = ()  # results of an earlier run, for one that fails
+    strides: Mapping[int, tuple[int, ...]]
+
+    @cached_property
+    def outside(self) -> Kept:
+        """Where the module reads from outside, which does not change while it is as it was
+        recorded."""
+        return outside_of(self.module)
+
+    def gradient(self, index: int, operand: Tensor) -> Tensor:
+        """Memory for that of an operand."""
+        stride, like = self.strides.get(index), {"dtype": operand.dtype, "device": operand.device}
+        if stride is None:
+            return torch.empty(operand.shape, **like)
+        return torch.empty_strided(operand.shape, stride, **like)
+
+    @contextmanager
+    def set_up(self, params: Sequence[Tensor]) -> Iterator[None]:
+        """In the body, the module has these parameters, and is in the modes of the recording."""
+        modules = list(self.module.modules())
+        before = [each.training for each in modules]
+        given = dict(zip(self.params, params, strict=True))
+        try:
+            for each, training in zip(modules, self.training, strict=True):
+                each.training = training
+            with stateless._reparametrize_module(self.module, given, tie_weights=True):
+                yield
+        finally:
+            for each, training in zip(modules, before, strict=True):
+                each.training = training
+
+
+class Around:
+    """What a module reads from Python, as it is before a run."""
+
+    def __init__(self, module: nn.Module, outside: Kept) -> None:
+        self._module, self._outside = module, outside
+        self._before = state_of(module, outside)
+        self._generators = states()
+        found = {id(x): x for x in (*self._before.tensors().values(), *module.buffers())}
+        self._tensors = [
+            (x, x._version, x.detach().clone() if x.numel() <= _KEPT else None)
+            for x in found.values()
+            if not x.is_inference()
+        ]
+
+    def check(self) -> None:
+        """_OtherwiseError if the run has changed it: the rest of the step would not see that."""
+        changed = self._before.changes(state_of(self._module, self._outside))
+        if changed:
+            raise _OtherwiseError(f"it changes '{changed[0]}'")
+        if any(x._version != version for x, version, _ in self._tensors):
+            raise _OtherwiseError("it writes a tensor that is no result")
+        if self._generators != states():
+            raise _OtherwiseError("it draws Python's or NumPy's random numbers")
+
+    def restore(self) -> None:
+        self._before.restore()
+        set_states(self._generators)
+        with torch.no_grad():
+            for tensor, version, copy in self._tensors:
+                if tensor._version == version:
+                    continue
+                if copy is None:
+                    raise RuntimeError(
+                        f"a tensor of {tensor.numel()} elements was written by a module of type "
+                        f"'{type(self._module).__name__}', which cannot be put back"
+                    )
+                tensor.copy_(copy)
+
+
+@dataclass(eq=False)
+class Run:
+    """`failed`: why its results, or the gradients, mean nothing. `learned`: the form has what
+    another recording needs."""
+
+    called: Called
     failed: str = ""
-    learned: bool = False  # by the form, for another recording
-    _strides: dict[int, tuple[int, ...]] = field(init=False)  # of gradients, as recorded
+    learned: bool = False
+    around: Around | None = None
     _inputs: list[Tensor] = field(default_factory=list)
     _results: list[Tensor] = field(default_factory=list)
     _now: Sequence[Tensor] = ()  # the operands in backward
 
-    def __post_init__(self) -> None:
-        self._strides = dict(self.form.gradient_strides)
-
     def forward(
-        self,
-        operands: Sequence[Tensor],
-        needs: Sequence[bool],
-        elsewhere: set[int],
-        *,
-        grads: bool,
+        self, operands: Sequence[Tensor], elsewhere: set[int] | None, filler: Sequence[Tensor]
     ) -> list[Tensor]:
-        """New tensors of the form of the results. `needs`, `elsewhere`: as graph_breaks.Break has
-        them."""
+        """New tensors of the form of the results; those of `filler`, or zeros, if the run has
+        failed. `elsewhere`: as graph_breaks.Break has it; None if there is no backward."""
+        called = self.called
 
         def run() -> list[Tensor]:
-            leaves = [_leaf(x, need) for x, need in zip(operands, needs, strict=True)]
-            count = len(leaves) - len(self.params)
+            self.around = Around(called.module, called.outside)
+            leaves = [_leaf(x, need) for x, need in zip(operands, called.needs, strict=True)]
+            count = len(leaves) - len(called.params)
             params = [nn.Parameter(x, x.requires_grad) for x in leaves[count:]]
             self._inputs = leaves[:count] + params
             versions = [each._version for each in self._inputs]
-            with torch.set_grad_enabled(grads), self._saving(), self._as_recorded():
-                result = self._called(self._inputs)
+            given = iter(leaves)
+            filled = [next(given) if leaf is Tensor else leaf for leaf in called.leaves]
+            args, kwargs = tree_unflatten(filled, called.spec)
+            enabled, dtype = called.autocast
+            with (
+                torch.set_grad_enabled(called.grads),
+                self._saving(),
+                called.set_up(params),
+                torch.autocast("cpu", dtype, enabled=enabled),
+            ):
+                result = called.module(*args, **kwargs)
             if versions != [each._version for each in self._inputs]:
                 raise _OtherwiseError("it writes its inputs")
             self._check(result, elsewhere)
-            leaves = tree_flatten(result)[0]
-            return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+            self.around.check()
+            return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
 
-        found, error = _worker().call(run)
-        results = self._results = found or []
-        if error is not None:  # which FSDP2's step raises, if it is the model's
-            self.failed = f"{type(error).__name__}: {error}"
-            results = self.filler or [torch.zeros_like(x.empty()) for x in self.form.results]
-        made = [_own(x.empty(), y) for x, y in zip(self.form.results, results, strict=True)]
-        if not any(result.grad for result in self.form.results):
+        self._results = self._ran(run)
+        results = self._results if not self.failed else filler
+        forms = called.form.results
+        if not results:
+            made = [x.empty().zero_() for x in forms]
+        else:
+            made = [_own(x.empty(), y) for x, y in zip(forms, results, strict=True)]
+        if not any(form.grad for form in forms):
             self._inputs, self._results = [], []
         return made
 
@@ -111,91 +201,80 @@ class Run:
     ) -> list[Tensor]:
         """The gradients of the operands that are `wanted`. `given`: which of the results that
         require grad have `gradients`."""
+        called = self.called
 
         def run() -> list[Tensor]:
             self._now = [_leaf(each, False) for each in operands]
             results = [x for x in self._results if x.requires_grad]
             roots = [x for x, is_given in zip(results, given, strict=True) if is_given]
-            found = torch.autograd.grad(
-                roots,
-                [self._inputs[index] for index in wanted],
-                [_leaf(each, False) for each in gradients],
-                allow_unused=True,
-            )
+            count = len(operands) - len(called.params)
+            pairs = zip(self._now[count:], called.needs[count:], strict=True)
+            with torch.enable_grad(), called.set_up([nn.Parameter(x, need) for x, need in pairs]):
+                found = torch.autograd.grad(
+                    roots,
+                    [self._inputs[index] for index in wanted],
+                    [_leaf(each, False) for each in gradients],
+                    allow_unused=True,
+                )
             return [self._gradient(index, x) for index, x in zip(wanted, found, strict=True)]
 
-        found: list[Tensor] = []
-        if not self.failed:
-            found, error = _worker().call(run)
-            if error is not None:
-                self.failed = f"{type(error).__name__}: {error}"
+        found = [] if self.failed else self._ran(run)
         self._inputs, self._results, self._now = [], [], ()
+        made = [called.gradient(index, operands[index]) for index in wanted]
         if self.failed:
-            return [self._empty(index, operands[index]).zero_() for index in wanted]
-        return [
-            _own(self._empty(index, operands[index]), x)
-            for index, x in zip(wanted, found, strict=True)
-        ]
+            return [each.zero_() for each in made]
+        return [_own(each, x) for each, x in zip(made, found, strict=True)]
 
-    def _empty(self, index: int, operand: Tensor) -> Tensor:
-        stride = self._strides.get(index)
-        if stride is None:
-            return torch.empty(operand.shape, dtype=operand.dtype)
-        return torch.empty_strided(operand.shape, stride, dtype=operand.dtype)
+    def _ran(self, run: Callable[[], list[Tensor]]) -> list[Tensor]:
+        def normally() -> list[Tensor]:
+            with torch.inference_mode(False):
+                return run()
+
+        try:
+            found: list[Tensor] = build.runtime().on_heap(normally)
+        except (Exception, SystemExit) as error:  # which FSDP2's step raises, if it is the model's
+            self.failed = f"{type(error).__name__}: {error}"
+            return []
+        return found
 
     def _gradient(self, index: int, found: Tensor | None) -> Tensor:
         if found is None:
             raise _OtherwiseError("a tensor has no gradient that had one")
-        is_param = index >= len(self._inputs) - len(self.params)
-        expected = self._empty(index, self._inputs[index]).stride()
+        is_param = index >= len(self._inputs) - len(self.called.params)
+        expected = self.called.gradient(index, self._inputs[index]).stride()
         if not is_param and found.stride() != expected and found.numel():
-            self.form.gradient_strides[index] = found.stride()
+            self.called.form.gradient_strides[index] = found.stride()
             self.learned = True
             raise _OtherwiseError("a gradient has other strides")
         return found
 
-    def _called(self, inputs: Sequence[Tensor]) -> Any:
-        each = iter(inputs)
-        given = [next(each) if leaf is Tensor else leaf for leaf in self.leaves]
-        args, kwargs = tree_unflatten(given, self.spec)
-        params = dict(zip(self.params, each, strict=True))
-        return functional_call(self.module, params, args, kwargs)
-
-    def _check(self, result: Any, elsewhere: set[int]) -> None:
+    def _check(self, result: Any, elsewhere: set[int] | None) -> None:
         """_OtherwiseError for what is not as it was seen, or where gradients would be added in
         another order than eagerly."""
-        if not self.form.fits(result):
+        form = self.called.form
+        if not form.fits(result):
             raise _OtherwiseError("its results have another form")
         results = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        known = [_extent(x) for x in (*self._inputs, *self.called.module.buffers())]
+        for extent in map(_extent, results):
+            if any(_overlap(extent, other) for other in known):
+                raise _OtherwiseError("its results share memory")
+            known.append(extent)
         with_grad = [x for x in results if x.requires_grad]
         if not with_grad:
             return
         uses = uses_of(self._inputs, results)
-        if uses is None or [bool(count) for count in uses] != self.form.reached:
+        if uses is None or [bool(count) for count in uses] != form.reached:
             raise _OtherwiseError("it uses other tensors")
         most = 2 if len(with_grad) > 1 else max(uses)
-        for index, count in enumerate(uses):
+        for index, count in enumerate(uses) if elsewhere is not None else ():
             if count > (1 if index in elsewhere else most):
                 raise _OtherwiseError("the gradients of a tensor that it uses several times")
 
     @contextmanager
-    def _as_recorded(self) -> Iterator[None]:
-        modules = list(self.module.modules())
-        before = [each.training for each in modules]
-        enabled, dtype = self.autocast
-        try:
-            for each, training in zip(modules, self.training, strict=True):
-                each.training = training
-            with torch.autocast("cpu", dtype, enabled=enabled):
-                yield
-        finally:
-            for each, training in zip(modules, before, strict=True):
-                each.training = training
-
-    @contextmanager
     def _saving(self) -> Iterator[None]:
         """In the body, autograd keeps no memory of operands."""
-        places = [(x.data_ptr(), x.data_ptr() + _bytes(x)) for x in self._inputs]
+        places = [_extent(x) for x in self._inputs]
 
         def pack(tensor: Tensor) -> Any:
             begin = tensor.data_ptr()
@@ -203,17 +282,18 @@ class Run:
                 if first <= begin < end:
                     shape = tuple(tensor.shape)
                     return _Part(index, begin - first, shape, tensor.stride(), tensor.dtype)
-            return tensor
+            return tensor, tensor._version
 
         def unpack(packed: Any) -> Tensor:
-            return packed.of(self._now) if isinstance(packed, _Part) else packed
+            if isinstance(packed, _Part):
+                return packed.of(self._now)
+            tensor, version = packed
+            if tensor._version != version:  # the error of autograd, which does not look here
+                raise RuntimeError("a tensor that backward needs has been written in place")
+            return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
             yield
-
-
-class _OtherwiseError(Exception):
-    """The module does something else than it was seen to do."""
 
 
 def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
@@ -228,46 +308,13 @@ def _own(empty: Tensor, tensor: Tensor) -> Tensor:
     return empty.copy_(tensor.detach())
 
 
-def _bytes(tensor: Tensor) -> int:
-    """From its first element to its last."""
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from its first element to behind its last; nothing without elements."""
+    if not tensor.numel():
+        return 0, 0
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size() if tensor.numel() else 0
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-class _Worker:
-    """A thread of this process. One caller at a time."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        Thread(target=self._serve, name="fsdp-mlir-graph-breaks", daemon=True).start()
-
-    def call(self, function: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-        """What a function gives there, or None and its error."""
-        context, answers = copy_context(), SimpleQueue[tuple[Any, BaseException | None]]()
-
-        def run() -> None:
-            try:
-                answers.put((context.run(function), None))
-            except BaseException as error:
-                answers.put((None, error.with_traceback(None)))
-
-        self._calls.put(run)
-        return answers.get()
-
-    def _serve(self) -> None:
-        torch.get_num_threads()  # takes over the number of the process
-        while True:
-            self._calls.get()()
-
-
-_workers: dict[int, _Worker] = {}
-
-
-def _worker() -> _Worker:
-    """That of this process, which may be forked."""
-    pid = os.getpid()
-    if pid not in _workers:
-        _workers.clear()
-        _workers[pid] = _Worker()
-    return _workers[pid]
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    return one[0] < other[1] and other[0] < one[1]

@@ -30,6 +30,7 @@ from fsdp_mlir.record.generators import (
     untouched_generators,
 )
 from fsdp_mlir.record.graph import Node, Trace
+from fsdp_mlir.record.graph_breaks import is_break
 from fsdp_mlir.record.no_fakes import no_fakes
 from fsdp_mlir.record.plain import composites
 from fsdp_mlir.record.run import evaluated, traced
@@ -340,10 +341,15 @@ def _check_inputs(fake: FakeModel, recorder: Recorder) -> bool:
 def _note_hazards(view: ModelView, recorder: Recorder, *, evaluating: bool) -> None:
     """What matters where a step is to be put back."""
     assumed = view.step.assumed[evaluating] if view.step.assumed else None
-    if assumed is not None and assumed.outcomes:
-        names = [f"i{index}" for index in range(len(view.inputs))]
+    if assumed is None:
+        return
+    names = [f"i{index}" for index in range(len(view.inputs))]
+    if assumed.outcomes:
         assumed.inputs |= recorder.cones.written(names)
         assumed.may_fail |= may_fail(recorder.trace, recorder.cones)
+    elif not evaluating and view.asked.breaks is not None and view.asked.breaks.made:
+        assumed.inputs |= recorder.cones.written(names)
+        assumed.may_fail |= may_fail(recorder.trace, recorder.cones, behind=is_break)
 
 
 def _reduced(view: ModelView, gradient: Tensor | None, param: State) -> Tensor | None:

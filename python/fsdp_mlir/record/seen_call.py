@@ -14,6 +14,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from fsdp_mlir.modules.outside import Kept, kept
+from fsdp_mlir.modules.python_state import PythonState
 from fsdp_mlir.support.generators import states
 from fsdp_mlir.support.layouts import is_dense, storage_of
 
@@ -22,6 +24,34 @@ Signature = tuple[Any, ...]
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        super().__init__()
+        self.function, self.name = function, name
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def state_of(module: nn.Module, outside: Kept | None = None) -> PythonState:
+    """What a module holds, and what its code reads from outside; `outside`: what outside_of gave,
+    which takes most of the time."""
+    if isinstance(module, Function):
+        return PythonState.of(_NONE, module.function, outside=outside)
+    return PythonState.of(module, outside=outside)
+
+
+def outside_of(module: nn.Module) -> Kept:
+    """Where the code of a module reads from outside."""
+    is_function = isinstance(module, Function)
+    return kept(_NONE, module.function) if is_function else kept(module, None)
+
+
+_NONE = nn.Module()
 
 
 @dataclass(frozen=True)
@@ -69,7 +99,7 @@ class Form:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         return (
             spec == self.spec
-            and _without_tensors(leaves) == self.plain
+            and repr(_without_tensors(leaves)) == repr(self.plain)
             and all(form.fits(x) for form, x in zip(self.results, tensors, strict=True))
         )
 

@@ -167,7 +167,7 @@ class Assumption:
 
     def inputs(self, *, evaluation: bool) -> list[int]:
         """The places of the inputs that the step writes."""
-        assumed = self.of(evaluation=evaluation)
+        assumed = self.modes[evaluation] if self.modes else None
         return sorted(int(name[1:]) for name in assumed.inputs) if assumed else []
 
     @property

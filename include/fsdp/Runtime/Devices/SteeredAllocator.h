@@ -56,6 +56,20 @@ private:
   AllocationSource *before;
 };
 
+/// While alive, the heap serves what this thread allocates on the CPU, also
+/// what a SteerAllocation or a UseAllocationSource around it would serve.
+class UseHeap {
+public:
+  UseHeap();
+  UseHeap(const UseHeap &) = delete;
+  UseHeap &operator=(const UseHeap &) = delete;
+  ~UseHeap();
+
+private:
+  AllocationSource *source;
+  void *place;
+};
+
 /// What serves this thread's allocations on devices of `type`; null: their
 /// heap.
 AllocationSource *currentAllocationSource(c10::DeviceType type);
