@@ -1,5 +1,6 @@
 //===- RankArenaTest.cpp - execution in planned memory --------------------===//
 #include "fsdp/Runtime/Memory/RankArena.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
 
@@ -304,6 +305,29 @@ TEST(RankArena, MayEndBeforeItsTensors) {
     }
     expect(survivor.sum().item<float>() == 128, "contents");
   });
+}
+
+/// Has none.
+class NoMemory : public AllocationSource {
+public:
+  c10::DataPtr allocate(size_t) override {
+    throw std::runtime_error("no memory");
+  }
+};
+
+TEST(UseHeapTest, ServesInsteadOfWhatIsAroundIt) {
+  installSteeredAllocator();
+  alignas(64) char place[400];
+  NoMemory source;
+  UseAllocationSource use(source);
+  SteerAllocation steer(place, sizeof(place));
+  {
+    UseHeap heap;
+    EXPECT_NE(at::empty({100}).data_ptr(), place);
+    EXPECT_EQ(at::full({8}, 2.0).sum().item<float>(), 16);
+  }
+  EXPECT_EQ(at::empty({100}).data_ptr(), place);
+  EXPECT_THROW(at::empty({8}), std::runtime_error);
 }
 
 } // namespace
