@@ -1,8 +1,8 @@
 //===- RankArenaTest.cpp - execution in planned memory --------------------===//
 #include "fsdp/Runtime/Memory/RankArena.h"
-#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 #include "Support/Fixtures.h"
 #include "Support/SamplePlan.h"
+#include "fsdp/Runtime/Devices/SteeredAllocator.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
