@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from fsdp_mlir.frontdoor.breaking import Breaking
 from fsdp_mlir.frontdoor.checkpoints import Checkpoints
 from fsdp_mlir.frontdoor.plan import LIMIT, Compiled, with_place
 from fsdp_mlir.frontdoor.plans import Plans
+from fsdp_mlir.frontdoor.reported import Reported, Result
 from fsdp_mlir.frontdoor.requests import OF_LOOP, Requests
 from fsdp_mlir.frontdoor.saved_state import SavedState
 from fsdp_mlir.frontdoor.settling import IN_VAIN, Settling
@@ -55,16 +55,7 @@ Example = Tensor | Sequence[Any] | Mapping[str, Any]
 _OF_PLAN = policy_schema.keys_where("compile", "plan")
 
 
-@dataclass(frozen=True)
-class _Result:
-    """What the last step reported besides its loss."""
-
-    grad_norm: float | None = None
-    loss_scale: float | None = None
-    skipped: bool = False
-
-
-class Step(SavedState):
+class Step(SavedState, Reported):
     """A training step of a model, compiled for each kind of batch that it gets.
 
     Calls are collective: all ranks make them in the same order. If a compiled step fails, here or
@@ -127,7 +118,6 @@ class Step(SavedState):
         self._assuming = Assuming(self._calls, plans, can=can_assume)
         self._breaking = Breaking(model, loss, plans, rendezvous.rank)
         self._told: set[str] = set()  # why a call had no plan
-        self._result = _Result()
         try:
             if not isinstance(model, FSDPModule):
                 raise NoPlan("fully_shard was called on parts of the model alone")
@@ -170,7 +160,7 @@ class Step(SavedState):
         if result is None:
             return self._eager_step(microbatches)
         self._scaler, self._updates = session.scaler, session.updates
-        self._result = _Result(result.grad_norm, result.loss_scale, bool(result.skipped))
+        self._result = Result(result.grad_norm, result.loss_scale, bool(result.skipped))
         self._steps += 1
         if outside:
             self._take_gradients(compiled)
@@ -247,7 +237,7 @@ class Step(SavedState):
         self._own_update.forget()  # whoever calls this counts the step
         with without_autocast():
             norm = self._clipping.apply(self._model) if self._clipping else None
-            self._result = _Result(norm, self._result.loss_scale, False)
+            self._result = Result(norm, self._result.loss_scale, False)
             self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -285,23 +275,6 @@ class Step(SavedState):
                     del self._evaluators[each]
         value = eager.evaluate(self._eager(batch), list(batch.values()))
         return self._returned(value) if self._evaluation else value
-
-    # --- what the last step said
-
-    @property
-    def grad_norm(self) -> float | None:
-        """Total norm of the last step's gradients before clipping; None without clipping."""
-        return self._result.grad_norm
-
-    @property
-    def loss_scale(self) -> float | None:
-        """What the last step's loss was multiplied by; None without a gradient scaler."""
-        return self._result.loss_scale
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the last step changed nothing, because a gradient was not finite."""
-        return self._result.skipped
 
     # --- plans
 

@@ -88,6 +88,8 @@ _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_sha
 
 _DEVICE = torch.ops.prim.device.default
 
+_INSTEAD = {"c10d": "a function of torch.distributed._functional_collectives"}
+
 _LIMITS = (DataDependentOutputException, DynamicOutputShapeException)
 
 
@@ -98,8 +100,8 @@ class Recorder(TorchDispatchMode):
     b{first_constant}…. The step is for tensors on `device`. With `asserts` it stops where a number
     that it relies on is another one. Where the step `defers`, a number that it would rely on is
     a NumberError. What the code asserts may be what a caller assumes. It may write what it relies
-    on if a caller `rereads` that before each run. Raises
-    CaptureError, with the model's line, for a call that has no static form.
+    on if a caller `rereads` that before each run. Raises CaptureError, with the model's line, for a
+    call that has no static form.
     """
 
     # The end of the error for a call whose result shape or value only its data decides.
@@ -257,10 +259,11 @@ class Recorder(TorchDispatchMode):
         if schema.returns and not flat_tensors(result) and not is_foreign:
             return result  # a property, such as prim::device
         if func.namespace != "aten" and not is_foreign:
+            instead = _INSTEAD.get(func.namespace, "ATen operators")
             raise located(
                 origin.location,
                 f"operator '{func}' cannot be captured: expected namespace 'aten', got "
-                f"'{func.namespace}'; replace it by {self._instead(func)}",
+                f"'{func.namespace}'; replace it by {instead}",
             )
         recorded = func
         if torch.Tag.inplace_view in func.tags:
@@ -276,12 +279,6 @@ class Recorder(TorchDispatchMode):
             drawn = [(tensor, self._names[id(tensor)]) for tensor in outcome(func, fakes, result)]
             draws.add(func, values, self.trace.nodes[-1], drawn)
         return result if known else self._written(func, values, fakes, result)
-
-    @staticmethod
-    def _instead(func: OpOverload) -> str:
-        if func.namespace == "c10d":
-            return "a function of torch.distributed._functional_collectives"
-        return "ATen operators"
 
     def _is_inlined(self, func: OpOverload, values: list[Any], origin: Origin) -> bool:
         """Whether a call is recorded as the calls that its Python kernel makes."""
@@ -385,9 +382,7 @@ class Recorder(TorchDispatchMode):
         catches = self._rereads and not is_librarys(frame.f_code.co_filename)  # the user's loop may
         wanted = demanded(frame, asserts=catches) if asserts else None
         if wanted is not None and self._assumes_asserted:
-            undecided = self._undecided(func, fakes, origin)
-            undecided.expected = wanted
-            raise undecided
+            raise self._undecided(func, fakes, origin, expected=wanted)
         if wanted is not None:
             self._assert(fakes[0], wanted, origin)
             return wanted
@@ -420,7 +415,9 @@ class Recorder(TorchDispatchMode):
         where = f"{short_path(origin.location[0])}:{origin.location[1]}" if origin.location else ""
         self._record(aten._assert_async.msg, [tensor, why + where], None, origin)
 
-    def _undecided(self, func: OpOverload, fakes: list[Any], origin: Origin) -> CaptureError:
+    def _undecided(
+        self, func: OpOverload, fakes: list[Any], origin: Origin, *, expected: bool | None = None
+    ) -> CaptureError:
         """The error of a call that has no static form."""
         draws = [
             draw
@@ -438,8 +435,8 @@ class Recorder(TorchDispatchMode):
             name = self._names.get(id(fakes[0]), "")
             error.most = self.cones.most(name)
             made = next((node for node in self.trace.nodes[::-1] if name in node.outs), None)
-            if made is not None and made.func.overloadpacket is aten.all:
-                error.expected = True  # as that of isfinite()
+            is_all = made is not None and made.func.overloadpacket is aten.all
+            error.expected = True if expected is None and is_all else expected  # as of isfinite()
         return error
 
     def _written(self, func: OpOverload, values: list[Any], fakes: list[Any], result: Any) -> Any:
