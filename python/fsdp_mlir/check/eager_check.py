@@ -305,7 +305,8 @@ class _Graph:
 
     def steps(self, batches: list[list[Tensor]], tape: _Tape | None = None) -> list[_Bits]:
         # Modules that run in Python may leave something there.
-        with _unchanged(self._recording.view, []):
+        view = self._recording.view
+        with _unchanged(view, [buffer.tensor for buffer in view.buffers]):
             return self._steps(batches, tape)
 
     def _steps(self, batches: list[list[Tensor]], tape: _Tape | None) -> list[_Bits]:

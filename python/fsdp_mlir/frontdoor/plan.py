@@ -219,6 +219,8 @@ class Compiled:
                 each.undo()
             for tensor, before in kept:
                 tensor.copy_(before)
+            for each in assumption.breaks:
+                each.raise_interrupt()
 
         return undo
 

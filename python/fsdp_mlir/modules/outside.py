@@ -147,7 +147,12 @@ def attributes_read(
     return _attributes_read(_places(model, loss, kernels, reaches=True), model, loss)
 
 
-def _attributes_read(found: Search, model: nn.Module, loss: Any) -> frozenset[str] | None:
+def functions_of(model: nn.Module, loss: Any) -> list[FunctionType]:
+    """Those of the classes of the modules, and those that their code names."""
+    return _functions(_places(model, loss, reaches=True), model, loss)
+
+
+def _functions(found: Search, model: nn.Module, loss: Any) -> list[FunctionType]:
     classes = {type(module) for module in model.modules()}
     if isinstance(loss, nn.Module):
         classes |= {type(module) for module in loss.modules()}
@@ -158,5 +163,10 @@ def _attributes_read(found: Search, model: nn.Module, loss: Any) -> frozenset[st
             value = getattr(value, "__func__", value)
             if isinstance(value, FunctionType) and base.__module__ != FSDPModule.__module__:
                 functions.append(value)
+    return functions
+
+
+def _attributes_read(found: Search, model: nn.Module, loss: Any) -> frozenset[str] | None:
+    functions = _functions(found, model, loss)
     names = OF_CALLS.union(found.got(), *(read_by(function.__code__) for function in functions))
     return None if names & (DYNAMIC | WHOLE) else names

@@ -38,7 +38,14 @@ from fsdp_mlir.record.seen_call import (
     tensors_alive,
 )
 from fsdp_mlir.support.autograd import nodes_from
-from fsdp_mlir.support.errors import BreakError, CaptureError, calls_the_model, prefixed, source_of
+from fsdp_mlir.support.errors import (
+    BreakError,
+    CaptureError,
+    calls_the_model,
+    located,
+    prefixed,
+    source_of,
+)
 
 calls_the_model(__file__)
 
@@ -133,8 +140,13 @@ class Break:
 
     def undo(self) -> None:
         """Puts back what the run has changed of what its module reads from Python."""
-        if self.run is not None and self.run.failed and self.run.around is not None:
+        if self.run is not None and self.run.around is not None:
             self.run.around.restore()
+
+    def raise_interrupt(self) -> None:
+        """After that: what its module has raised beside errors, such as KeyboardInterrupt."""
+        if self.run is not None and self.run.interrupt is not None:
+            raise self.run.interrupt
 
     def check(self) -> None:
         """BreakError if the last run has failed."""
@@ -229,6 +241,11 @@ class _Function(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         made = ctx.made
+        if made.given:
+            raise located(
+                source_of(made.module),
+                f"'{made.key}', which is to run in Python, has two backwards",
+            )
         forms = made.form.results
         every = [each for each, form in zip(gradients, forms, strict=True) if form.grad]
         made.given = [each is not None for each in every]

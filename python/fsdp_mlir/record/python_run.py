@@ -23,11 +23,9 @@ from fsdp_mlir.record.seen_call import Form, outside_of, state_of, uses_of
 from fsdp_mlir.support import build
 from fsdp_mlir.support.errors import calls_the_model
 from fsdp_mlir.support.generators import set_states, states
+from fsdp_mlir.support.layouts import is_dense
 
 calls_the_model(__file__)
-
-# Elements of tensors that code reads from outside, of which a copy is kept while it runs.
-_KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,10 @@ class _Part:
 
 class _OtherwiseError(Exception):
     """The module does something else than it was seen to do."""
+
+
+class _WrittenError(RuntimeError):
+    """A parameter has been written in the memory that the ranks train."""
 
 
 @dataclass(eq=False)
@@ -93,6 +95,8 @@ class Called:
                 each.training = training
             with stateless._reparametrize_module(self.module, given, tie_weights=True):
                 yield
+            if [each.training for each in modules] != list(self.training):
+                raise _OtherwiseError("it sets a module's mode")
         finally:
             for each, training in zip(modules, before, strict=True):
                 each.training = training
@@ -107,10 +111,12 @@ class Around:
         self._generators = states()
         found = {id(x): x for x in (*self._before.tensors().values(), *module.buffers())}
         self._tensors = [
-            (x, x._version, x.detach().clone() if x.numel() <= _KEPT else None)
-            for x in found.values()
-            if not x.is_inference()
+            (x, x._version, x.detach().clone()) for x in found.values() if not x.is_inference()
         ]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for tensor, _, _ in self._tensors]
 
     def check(self) -> None:
         """_OtherwiseError if the run has changed it: the rest of the step would not see that."""
@@ -127,14 +133,8 @@ class Around:
         set_states(self._generators)
         with torch.no_grad():
             for tensor, version, copy in self._tensors:
-                if tensor._version == version:
-                    continue
-                if copy is None:
-                    raise RuntimeError(
-                        f"a tensor of {tensor.numel()} elements was written by a module of type "
-                        f"'{type(self._module).__name__}', which cannot be put back"
-                    )
-                tensor.copy_(copy)
+                if tensor._version != version:
+                    tensor.copy_(copy)
 
 
 @dataclass(eq=False)
@@ -145,6 +145,7 @@ class Run:
     called: Called
     failed: str = ""
     learned: bool = False
+    interrupt: BaseException | None = None  # that nobody else raises
     around: Around | None = None
     _inputs: list[Tensor] = field(default_factory=list)
     _results: list[Tensor] = field(default_factory=list)
@@ -159,12 +160,14 @@ class Run:
 
         def run() -> list[Tensor]:
             self.around = Around(called.module, called.outside)
-            leaves = [_leaf(x, need) for x, need in zip(operands, called.needs, strict=True)]
-            count = len(leaves) - len(called.params)
-            params = [nn.Parameter(x, x.requires_grad) for x in leaves[count:]]
-            self._inputs = leaves[:count] + params
+            count = len(operands) - len(called.params)
+            pairs = list(zip(operands, called.needs, strict=True))
+            # What it writes to its inputs is not to be seen; parameters are too large for copies.
+            inputs = [_copy(x).requires_grad_(need) for x, need in pairs[:count]]
+            params = [nn.Parameter(_alias(x), need) for x, need in pairs[count:]]
+            self._inputs = inputs + params
             versions = [each._version for each in self._inputs]
-            given = iter(leaves)
+            given = iter(inputs)
             filled = [next(given) if leaf is Tensor else leaf for leaf in called.leaves]
             args, kwargs = tree_unflatten(filled, called.spec)
             enabled, dtype = called.autocast
@@ -175,8 +178,14 @@ class Run:
                 torch.autocast("cpu", dtype, enabled=enabled),
             ):
                 result = called.module(*args, **kwargs)
-            if versions != [each._version for each in self._inputs]:
+            written = [x._version != was for x, was in zip(self._inputs, versions, strict=True)]
+            if any(written[count:]):
+                name = called.params[written.index(True, count) - count]
+                raise _WrittenError(f"'{name}' is written by a module in the middle of a plan")
+            if any(written):
                 raise _OtherwiseError("it writes its inputs")
+            if any(x._backward_hooks for x in self._inputs):
+                raise _OtherwiseError("it registers hooks of its inputs or parameters")
             self._check(result, elsewhere)
             self.around.check()
             return [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
@@ -204,7 +213,7 @@ class Run:
         called = self.called
 
         def run() -> list[Tensor]:
-            self._now = [_leaf(each, False) for each in operands]
+            self._now = [_alias(each) for each in operands]
             results = [x for x in self._results if x.requires_grad]
             roots = [x for x, is_given in zip(results, given, strict=True) if is_given]
             count = len(operands) - len(called.params)
@@ -213,7 +222,7 @@ class Run:
                 found = torch.autograd.grad(
                     roots,
                     [self._inputs[index] for index in wanted],
-                    [_leaf(each, False) for each in gradients],
+                    [_copy(each) for each in gradients],
                     allow_unused=True,
                 )
             return [self._gradient(index, x) for index, x in zip(wanted, found, strict=True)]
@@ -232,8 +241,12 @@ class Run:
 
         try:
             found: list[Tensor] = build.runtime().on_heap(normally)
-        except (Exception, SystemExit) as error:  # which FSDP2's step raises, if it is the model's
+        except _WrittenError:
+            raise
+        except BaseException as error:  # which FSDP2's step raises, if it is the model's
             self.failed = f"{type(error).__name__}: {error}"
+            if not isinstance(error, (Exception, SystemExit)):
+                self.interrupt = error
             return []
         return found
 
@@ -255,7 +268,8 @@ class Run:
         if not form.fits(result):
             raise _OtherwiseError("its results have another form")
         results = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
-        known = [_extent(x) for x in (*self._inputs, *self.called.module.buffers())]
+        assert self.around is not None
+        known = [_extent(x) for x in (*self._inputs, *self.around.tensors)]
         for extent in map(_extent, results):
             if any(_overlap(extent, other) for other in known):
                 raise _OtherwiseError("its results share memory")
@@ -296,11 +310,22 @@ class Run:
             yield
 
 
-def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """A leaf in the same memory, which is no inference tensor."""
+def _alias(tensor: Tensor) -> Tensor:
+    """One in the same memory, which is no inference tensor."""
     made = torch.empty(0, dtype=tensor.dtype)
     made.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-    return made.requires_grad_(requires_grad)
+    return made
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy of the same layout."""
+    if is_dense(tensor.shape, tensor.stride()):
+        return _alias(tensor).clone()
+    size = (_extent(tensor)[1] - _extent(tensor)[0]) // tensor.element_size()
+    whole = torch.as_strided(_alias(tensor), (size,), (1,)).clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        whole.untyped_storage(), 0, tensor.shape, tensor.stride()
+    )
 
 
 def _own(empty: Tensor, tensor: Tensor) -> Tensor:

@@ -8,21 +8,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from fsdp_mlir.modules.outside import Kept, kept
+from fsdp_mlir.modules.names import used
+from fsdp_mlir.modules.outside import Kept, functions_of, kept
 from fsdp_mlir.modules.python_state import PythonState
+from fsdp_mlir.support.errors import in_torch
 from fsdp_mlir.support.generators import states
-from fsdp_mlir.support.layouts import is_dense, storage_of
+from fsdp_mlir.support.layouts import bytes_of, is_dense, storage_of
 
 # What a call is told apart by: its arguments, and the modes that it runs in.
 Signature = tuple[Any, ...]
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
+_UNWATCHED = {"data", "untyped_storage", "storage", "data_ptr", "set_"}
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+
+# Elements, of what is copied before each run.
+_KEPT = 1 << 20
+
 _COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 
 
@@ -150,8 +159,14 @@ def seen(
     operands = [*given, *params]
     if why := _unfit(module, tree_leaves((args, kwargs)), operands):
         return why, call(module, *args, **kwargs)
-    known = [*operands, *module.buffers()]
+    outside = [*state_of(module).tensors().values()]
+    known = [*operands, *module.buffers(), *outside]
+    if sum(each.numel() for each in known[len(operands) :]) > _KEPT:
+        return "it reads large tensors that it is not given", call(module, *args, **kwargs)
+    if name := _unwatched(module):
+        return f"its code names '{name}'", call(module, *args, **kwargs)
     before = [each._version for each in known], states()
+    bytes_before = [_digest(each) for each in known[len(given) :]]
     generator = torch.random.default_generator.get_state()
     if len({id(each) for each in operands}) < len(operands):
         return "it is given a tensor twice", call(module, *args, **kwargs)
@@ -161,6 +176,8 @@ def seen(
         result = call(module, *args, **kwargs)
     if before != ([each._version for each in known], states()):
         return "it writes its inputs or buffers, or draws Python's random numbers", result
+    if bytes_before != [_digest(each) for each in known[len(given) :]]:
+        return "it writes parameters or tensors that it is not given", result
     draws = not torch.equal(generator, torch.random.default_generator.get_state())
     if watch.stray:
         return watch.stray, result
@@ -182,6 +199,25 @@ def seen(
     forms = tuple(map(Result.of, tensors))
     reached = [bool(count) for count in uses]
     return Form(spec, _without_tensors(leaves), forms, needs, reached, draws), result
+
+
+def _digest(tensor: Tensor) -> str:
+    # FSDP2 could not free the memory of what NumPy has had.
+    data = tensor.detach().resolve_conj().resolve_neg().clone()
+    return xxhash.xxh3_64_hexdigest(bytes_of(data).numpy())
+
+
+def _unwatched(module: nn.Module) -> str:
+    """What its code, or code that this calls, names by which it may write a tensor that autograd
+    does not see written."""
+    is_function = isinstance(module, Function)
+    functions = functions_of(_NONE, module.function) if is_function else functions_of(module, None)
+    for function in functions:
+        if not in_torch(function.__code__.co_filename):
+            found = used(function.__code__, _ATTRIBUTES) & _UNWATCHED
+            if found:
+                return sorted(found)[0]
+    return ""
 
 
 def _unfit(module: nn.Module, leaves: Sequence[Any], operands: Sequence[Tensor]) -> str:
