@@ -93,6 +93,60 @@ class Uses(Mood):
         return y + x.sin() * 0.3 + x.cos() * 0.7 + x.tanh()
 
 
+class Hooks(Mood):
+    """Of a tensor whose gradient comes from elsewhere too."""
+
+    def other(self, x: Tensor, y: Tensor) -> Tensor:
+        x.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+        return y
+
+
+class Modes(Mood):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Dropout(0.5)
+
+    def usual(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.last(y)
+
+    def other(self, x: Tensor, y: Tensor) -> Tensor:
+        self.last.eval()
+        return y
+
+
+class Table(Mood):
+    """It gives a tensor that stays, which is changed then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.ones(6, 8)
+
+    def other(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.table
+
+    def usual(self, x: Tensor, y: Tensor) -> Tensor:
+        return y * self.table.sum()
+
+
+class Takes(Mood):
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = iter(range(100))
+
+    def other(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().other(x, y) * (1 + next(self.numbers))
+
+
+class Data(Mood):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8))
+
+    def usual(self, x: Tensor, y: Tensor) -> Tensor:
+        self.seen.data.add_(1)
+        return y
+
+
 class Places(Mood):
     def usual(self, x: Tensor, y: Tensor) -> Tensor:
         return y + y.detach().argmax(1)[:, None]
@@ -217,10 +271,16 @@ def trained(
         (lambda: Given(Masked), 0),
         (lambda: Asserts(Mood), 5),
         (lambda: Loops(Mood), None),
+        (lambda: Model(Hooks), 5),
+        (lambda: Model(Modes), None),
+        (lambda: Changed(Table), None),
+        (lambda: Model(Takes), 0),
+        (lambda: Model(Data), 0),
     ],
     ids=(
         *("form", "count", "buffer", "draws", "flag", "list", "alias", "layout", "uses"),
-        *("reentrant", "places", "given", "asserts", "loop"),
+        *("reentrant", "places", "given", "asserts", "loop", "hooks", "modes", "table", "takes"),
+        "data",
     ),
 )
 def test_like_fsdp2(

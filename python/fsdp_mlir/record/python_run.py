@@ -132,8 +132,8 @@ class Around:
         self._before.restore()
         set_states(self._generators)
         with torch.no_grad():
-            for tensor, version, copy in self._tensors:
-                if tensor._version != version:
+            for tensor, _, copy in self._tensors:
+                if not torch.equal(tensor, copy):  # also what NumPy has written
                     tensor.copy_(copy)
 
 

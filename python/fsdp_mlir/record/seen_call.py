@@ -27,7 +27,7 @@ Signature = tuple[Any, ...]
 
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
 _UNWATCHED = {"data", "untyped_storage", "storage", "data_ptr", "set_"}
-_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_ATTRIBUTES, _GLOBALS = frozenset({"LOAD_ATTR", "LOAD_METHOD"}), frozenset({"LOAD_GLOBAL"})
 
 # Elements, of what is copied before each run.
 _KEPT = 1 << 20
@@ -209,12 +209,13 @@ def _digest(tensor: Tensor) -> str:
 
 def _unwatched(module: nn.Module) -> str:
     """What its code, or code that this calls, names by which it may write a tensor that autograd
-    does not see written."""
+    does not see written, or take from an iterator, which nobody can put back."""
     is_function = isinstance(module, Function)
     functions = functions_of(_NONE, module.function) if is_function else functions_of(module, None)
     for function in functions:
         if not in_torch(function.__code__.co_filename):
             found = used(function.__code__, _ATTRIBUTES) & _UNWATCHED
+            found |= used(function.__code__, _GLOBALS) & {"next"}
             if found:
                 return sorted(found)[0]
     return ""
