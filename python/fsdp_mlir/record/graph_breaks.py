@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -382,10 +382,13 @@ class GraphBreaks:
             key = self.key(module)
             if self._within or key not in self.wanted or key in self.refused:
                 return plainly(module, *args, **kwargs)
-            before = _State.of(self._model, self._loss)
+            before = self._looked()
             with self._inside():
                 form, result = seen(module, args, kwargs, plainly, older)
-            if change := before.change(_State.of(self._model, self._loss)):
+            after = self._looked()
+            if before is None or after is None:
+                form = "what its code reads cannot be compared"
+            elif change := before.change(after):
                 form = f"it changes '{change}'"
             if isinstance(form, str):
                 self._refuse(module, form)
@@ -438,6 +441,12 @@ class GraphBreaks:
 
         with _called_by(call), mock.patch.object(torch.autograd, "backward", from_there):
             yield
+
+    def _looked(self) -> _State | None:
+        """None if that fails, which is no reason why the step does."""
+        with suppress(Exception):
+            return _State.of(self._model, self._loss)
+        return None
 
     def _state(self) -> PythonState:
         return PythonState.of(self._model, self._loss)

@@ -140,9 +140,16 @@ Tensors = Mapping[int, tuple[Tensor, int]]
 
 def tensors_alive() -> Tensors:
     """Those that Python has."""
-    every = gc.get_objects()
-    found = (each for each in every if issubclass(type(each), Tensor) and not each.is_inference())
-    return {id(each): (each, each._version) for each in found}
+    found = (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+    return {id(each): (each, _version(each)) for each in found}
+
+
+def _version(tensor: Tensor) -> int:
+    """-1 of one that has none, as in inference mode."""
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
 
 
 def seen(
@@ -154,51 +161,81 @@ def seen(
 ) -> tuple[Form | str, Any]:
     """The form of a call of the module, or why there cannot be a break in its place; and what it
     gives. `older`: the tensors that there were before the step."""
-    given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    params = list(module.parameters())
-    operands = [*given, *params]
-    if why := _unfit(module, tree_leaves((args, kwargs)), operands):
-        return why, call(module, *args, **kwargs)
-    outside = [*state_of(module).tensors().values()]
-    known = [*operands, *module.buffers(), *outside]
-    if sum(each.numel() for each in known[len(operands) :]) > _KEPT:
-        return "it reads large tensors that it is not given", call(module, *args, **kwargs)
-    if name := _unwatched(module):
-        return f"its code names '{name}'", call(module, *args, **kwargs)
-    before = [each._version for each in known], states()
-    bytes_before = [_digest(each) for each in known[len(given) :]]
-    generator = torch.random.default_generator.get_state()
-    if len({id(each) for each in operands}) < len(operands):
-        return "it is given a tensor twice", call(module, *args, **kwargs)
-    watch = _Watch(operands, older)
-    begin = torch._C._autograd._get_sequence_nr()
-    with watch:
+    try:
+        seeing = _Seeing(module, tree_leaves((args, kwargs)), older)
+    except Exception as error:  # of what looks at the call, not of the call
+        return _reason(error), call(module, *args, **kwargs)
+    with seeing.watch:
         result = call(module, *args, **kwargs)
-    if before != ([each._version for each in known], states()):
-        return "it writes its inputs or buffers, or draws Python's random numbers", result
-    if bytes_before != [_digest(each) for each in known[len(given) :]]:
-        return "it writes parameters or tensors that it is not given", result
-    draws = not torch.equal(generator, torch.random.default_generator.get_state())
-    if watch.stray:
-        return watch.stray, result
-    leaves, spec = tree_flatten(result)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    if not tensors or not all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
-        return "it returns other things than tensors", result
-    memory = [storage_of(each) for each in (*known, *tensors)]
-    if len(set(memory[len(known) :])) < len(tensors) or set(memory[: len(known)]) & set(
-        memory[len(known) :]
-    ):
-        return "its results share memory", result
-    if not all(type(each) is Tensor and is_dense(each.shape, each.stride()) for each in tensors):
-        return "its results are not dense tensors", result
-    needs = [torch.is_grad_enabled() and operand.requires_grad for operand in operands]
-    uses = uses_of(operands, tensors, begin)
-    if uses is None:
-        return "its gradients are those of other tensors too", result
-    forms = tuple(map(Result.of, tensors))
-    reached = [bool(count) for count in uses]
-    return Form(spec, _without_tensors(leaves), forms, needs, reached, draws), result
+    try:
+        return seeing.form(result), result
+    except Exception as error:
+        return _reason(error), result
+
+
+class _UnfitError(Exception):
+    """There cannot be a break."""
+
+
+def _reason(error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return text if isinstance(error, _UnfitError) else f"{type(error).__name__}: {text}"
+
+
+class _Seeing:
+    """What there is before a call. _UnfitError if there cannot be a break in its place."""
+
+    def __init__(self, module: nn.Module, leaves: Sequence[Any], older: Tensors) -> None:
+        given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._operands = [*given, *module.parameters()]
+        if why := _unfit(module, leaves, self._operands):
+            raise _UnfitError(why)
+        outside = [*module.buffers(), *state_of(module).tensors().values()]
+        if sum(each.numel() for each in outside) > _KEPT:
+            raise _UnfitError("it reads large tensors that it is not given")
+        if name := _unwatched(module):
+            raise _UnfitError(f"its code names '{name}'")
+        if len(set(map(id, self._operands))) < len(self._operands):
+            raise _UnfitError("it is given a tensor twice")
+        self._known = [*self._operands, *outside]
+        self._kept = self._known[len(given) :]
+        self._state = self._now()
+        self._digests = [_digest(each) for each in self._kept]
+        self._generator = torch.random.default_generator.get_state()
+        self.watch = _Watch(self._operands, older)
+        self._begin = torch._C._autograd._get_sequence_nr()
+
+    def _now(self) -> tuple[Any, ...]:
+        return [each._version for each in self._known], states()
+
+    def form(self, result: Any) -> Form:
+        """After the call; _UnfitError as before it."""
+        if self._state != self._now():
+            raise _UnfitError("it writes its inputs or buffers, or draws Python's random numbers")
+        if self._digests != [_digest(each) for each in self._kept]:
+            raise _UnfitError("it writes parameters or tensors that it is not given")
+        if self.watch.stray:
+            raise _UnfitError(self.watch.stray)
+        leaves, spec = tree_flatten(result)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if not tensors or not all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
+            raise _UnfitError("it returns other things than tensors")
+        own = set(map(storage_of, tensors))
+        if len(own) < len(tensors) or own & set(map(storage_of, self._known)):
+            raise _UnfitError("its results share memory")
+        if not all(type(x) is Tensor and is_dense(x.shape, x.stride()) for x in tensors):
+            raise _UnfitError("its results are not dense tensors")
+        uses = uses_of(self._operands, tensors, self._begin)
+        if uses is None:
+            raise _UnfitError("its gradients are those of other tensors too")
+        return Form(
+            spec,
+            _without_tensors(leaves),
+            tuple(map(Result.of, tensors)),
+            [torch.is_grad_enabled() and operand.requires_grad for operand in self._operands],
+            [bool(count) for count in uses],
+            not torch.equal(self._generator, torch.random.default_generator.get_state()),
+        )
 
 
 def _digest(tensor: Tensor) -> str:
@@ -272,10 +309,12 @@ class _Watch(TorchDispatchMode):
         self._before = tensors_alive()
         self.stray = ""
 
+    supports_higher_order_operators = True
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func.namespace in _COMMUNICATION:
+        if getattr(func, "namespace", "") in _COMMUNICATION:
             self.stray = "it communicates with other ranks"
         for tensor in _tensors((args, kwargs)):
             storage = storage_of(tensor)
