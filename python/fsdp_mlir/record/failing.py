@@ -65,7 +65,7 @@ def may_fail(
         return made is None or any(each.name in made for each in leaves)
 
     return any(
-        (_named(node).startswith(_OF_VALUES) and not _named(node).startswith(_SAFE))
+        (_named(node).startswith(_OF_VALUES) and not _is_safe(node))
         or (node.func in ASSERTIONS and not within.holds(node))
         or not all(
             cones.is_exact(name) or within.has(name, size) or not counts(Ref(name))
@@ -86,6 +86,12 @@ def _behind(trace: Trace, of: Callable[[OpOverload], bool]) -> set[str]:
             names |= {each.name for each in written if isinstance(each, Ref)}
             names |= {name for out in node.outs for name in _names(out)}
     return names
+
+
+def _is_safe(node: Node) -> bool:
+    """Whether such a call fails on no data; a histogram does not if its ends are given."""
+    has_ends = node.func is aten.histc.default and node.args[2] < node.args[3]
+    return has_ends or _named(node).startswith(_SAFE)
 
 
 def _named(node: Node) -> str:
@@ -204,6 +210,9 @@ class _Within:
         if node.func is aten.add.Tensor and isinstance(node.args[1], Ref) and node.args[2] == 1:
             terms = [self._end(x.name) or self._known(x.name) for x in node.args[:2]]
             return sum(terms) - 1 if all(terms) else 0
+        if node.func is aten.floor_divide.Scalar:
+            by, end = node.args[1], self._end(taken.name)
+            return (end - 1) // by + 1 if end and type(by) is int and by > 0 else 0
         if packet in _KEEPING or packet is aten.add_:  # of the same root
             return self._end_when_made(taken.name)
         if packet is aten._to_copy:

@@ -275,6 +275,10 @@ class _Relying:
             self._note()
             self._stack.pop()
 
+    def end(self) -> None:
+        """The recording has ended, which nothing is to hold."""
+        self._relied = lambda: 0
+
     def _note(self) -> None:
         if (count := self._relied()) > self._count:
             self._count = count
@@ -310,7 +314,7 @@ class GraphBreaks:
         self.wanted: dict[str, str] = {}  # with the reason
         self.refused: dict[str, str] = {}
         self._forms: dict[tuple[str, Signature], Form] = {}
-        self._first: CaptureError | None = None  # of the capture
+        self._first: tuple[nn.Module, ...] = ()  # in which the capture has failed first
         self._counts: dict[str, int] = {}
         self._tries: dict[str, int] = {}  # in a row, without a call in its place
         self._relying = _Relying(lambda: 0)
@@ -350,14 +354,14 @@ class GraphBreaks:
 
     def begin(self) -> None:
         """A capture begins."""
-        self._first = None
+        self._first = ()
 
     def want(self, error: CaptureError) -> bool:
         """Whether one of the modules in which the capture has failed first may be one, after it has
         been observed; the innermost is taken."""
         if isinstance(error, BreakError):
             return True  # without that module, the next capture finds others
-        chain = (self._first or error).within
+        chain = self._first or error.within
         for module in chain:
             key = self.key(module)
             if not key or key in self.refused:
@@ -429,7 +433,8 @@ class GraphBreaks:
                 with relying.within(key):
                     return plainly(module, *args, **kwargs)
             except CaptureError as error:
-                self._first = self._first or error
+                if self._first == error.within:  # it is the first that any has left
+                    self._first = (*error.within, module)
                 error.within = (*error.within, module)
                 raise
 
@@ -439,8 +444,11 @@ class GraphBreaks:
             self.settle(*([tensors] if isinstance(tensors, Tensor) else tensors))
             backward(tensors, *args, **kwargs)
 
-        with _called_by(call), mock.patch.object(torch.autograd, "backward", from_there):
-            yield
+        try:
+            with _called_by(call), mock.patch.object(torch.autograd, "backward", from_there):
+                yield
+        finally:
+            relying.end()
 
     def _looked(self) -> _State | None:
         """None if that fails, which is no reason why the step does."""
