@@ -338,3 +338,56 @@ def test_exit() -> None:
                 assert not mood
             except SystemExit as error:
                 assert error.code == 3 and mood
+
+
+class Written(nn.Module):
+    """It writes its parameter in a bad mood, and then fails, or does not."""
+
+    def __init__(self, *, fails: bool) -> None:
+        super().__init__()
+        self.weight, self.fails = nn.Parameter(torch.randn(8, 8)), fails
+
+    def forward(self, x: Tensor, mood: Tensor) -> Tensor:
+        rows = (x.detach() > 0).nonzero()[:, 0]
+        if mood == 1:
+            with torch.no_grad():
+                self.weight.clamp_(-0.01, 0.01)
+            if self.fails:
+                raise ValueError("a bad mood")
+        return x @ self.weight * (1 + rows[:1].sum() * 0)
+
+
+class Interrupts(Mood):
+    def other(self, x: Tensor, y: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+
+def compiled(mood: Callable[[], nn.Module]) -> Callable[[int], Tensor]:
+    model = fsdp_mlir.fully_shard(Model(mood))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    step = fsdp_mlir.compile(model, optimizer=optimizer)
+    return lambda mood: step(x=torch.randn(6, 8), mood=torch.tensor([mood]))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_parameter_that_is_written(fails: bool) -> None:
+    """It cannot be put back: the step does not go on as if it were."""
+    step = compiled(lambda: Written(fails=fails))
+    for _ in range(3):
+        step(0)
+    with pytest.raises(RuntimeError, match="'weight' is written by a module in the middle"):
+        step(1)
+    with pytest.raises(RuntimeError, match="cannot be used any more"):
+        step(0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_interrupt() -> None:
+    step = compiled(Interrupts)
+    for mood in (0, 0, 0, 1, 0):
+        try:
+            step(mood)
+            assert not mood
+        except KeyboardInterrupt:
+            assert mood

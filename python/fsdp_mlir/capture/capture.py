@@ -394,7 +394,8 @@ def capture(
     them.
 
     `assume`: a branch on what the step computes, as in `if x.isnan().any():`, is captured one way:
-    that of the example if the step is run beside eager PyTorch, else that for False. So are sizes
+    that of the example if the step is run beside eager PyTorch, else that for False, or for True of
+    an `all` and of what is asserted. So are sizes
     that follow from integers in inputs and buffers. A warning names the lines, and a step that
     would be another one stops with an error. With `outputs` the caller sees to it (`assumption` of
     the result), and in place of True may come the truth values that are known. Without `assume`

@@ -181,8 +181,8 @@ class Break:
     @property
     def wanted(self) -> list[int]:
         """The operands that get gradients."""
-        needs = self.called.needs
-        return [i for i, reached in enumerate(self.form.reached) if reached and needs[i]]
+        pairs = zip(self.form.reached, self.form.needs, strict=True)
+        return [index for index, (reached, need) in enumerate(pairs) if reached and need]
 
 
 def _of(operands: Sequence[Tensor], number: int) -> Break:
@@ -496,7 +496,6 @@ class GraphBreaks:
             spec,
             list(params),
             form,
-            form.needs,
             [each.training for each in module.modules()],
             torch.is_grad_enabled(),
             (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),

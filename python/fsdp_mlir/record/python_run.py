@@ -57,15 +57,14 @@ class _WrittenError(RuntimeError):
 @dataclass(eq=False)
 class Called:
     """A call of a module: `leaves` in the structure `spec`, with Tensor in place of each tensor,
-    which are the first operands; the others are the parameters of the names `params`. `needs`:
-    which operands require grad. `strides`: of gradients of operands that are not contiguous."""
+    which are the first operands; the others are the parameters of the names `params`. `strides`: of
+    gradients of operands that are not contiguous."""
 
     module: nn.Module
     leaves: Sequence[Any]
     spec: TreeSpec
     params: Sequence[str]
     form: Form
-    needs: Sequence[bool]
     training: Sequence[bool]
     grads: bool
     autocast: tuple[bool, torch.dtype]
@@ -86,9 +85,11 @@ class Called:
 
     @contextmanager
     def set_up(self, params: Sequence[Tensor]) -> Iterator[None]:
-        """In the body, the module has these parameters, and is in the modes of the recording."""
+        """In the body, the module has these parameters, and is in the modes of the recording.
+        _WrittenError if the body writes one."""
         modules = list(self.module.modules())
         before = [each.training for each in modules]
+        versions = [each._version for each in params]
         given = dict(zip(self.params, params, strict=True))
         try:
             for each, training in zip(modules, self.training, strict=True):
@@ -100,6 +101,9 @@ class Called:
         finally:
             for each, training in zip(modules, before, strict=True):
                 each.training = training
+            for name, each, version in zip(self.params, params, versions, strict=True):
+                if each._version != version:  # also where the module has failed since
+                    raise _WrittenError(f"'{name}' is written by a module in the middle of a plan")
 
 
 class Around:
@@ -161,12 +165,12 @@ class Run:
         def run() -> list[Tensor]:
             self.around = Around(called.module, called.outside)
             count = len(operands) - len(called.params)
-            pairs = list(zip(operands, called.needs, strict=True))
+            pairs = list(zip(operands, called.form.needs, strict=True))
             # What it writes to its inputs is not to be seen; parameters are too large for copies.
             inputs = [_copy(x).requires_grad_(need) for x, need in pairs[:count]]
             params = [nn.Parameter(_alias(x), need) for x, need in pairs[count:]]
             self._inputs = inputs + params
-            versions = [each._version for each in self._inputs]
+            versions = [each._version for each in inputs]
             given = iter(inputs)
             filled = [next(given) if leaf is Tensor else leaf for leaf in called.leaves]
             args, kwargs = tree_unflatten(filled, called.spec)
@@ -178,11 +182,7 @@ class Run:
                 torch.autocast("cpu", dtype, enabled=enabled),
             ):
                 result = called.module(*args, **kwargs)
-            written = [x._version != was for x, was in zip(self._inputs, versions, strict=True)]
-            if any(written[count:]):
-                name = called.params[written.index(True, count) - count]
-                raise _WrittenError(f"'{name}' is written by a module in the middle of a plan")
-            if any(written):
+            if versions != [each._version for each in inputs]:
                 raise _OtherwiseError("it writes its inputs")
             if any(x._backward_hooks for x in self._inputs):
                 raise _OtherwiseError("it registers hooks of its inputs or parameters")
@@ -217,7 +217,7 @@ class Run:
             results = [x for x in self._results if x.requires_grad]
             roots = [x for x, is_given in zip(results, given, strict=True) if is_given]
             count = len(operands) - len(called.params)
-            pairs = zip(self._now[count:], called.needs[count:], strict=True)
+            pairs = zip(self._now[count:], called.form.needs[count:], strict=True)
             with torch.enable_grad(), called.set_up([nn.Parameter(x, need) for x, need in pairs]):
                 found = torch.autograd.grad(
                     roots,
